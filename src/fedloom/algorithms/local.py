@@ -1,0 +1,33 @@
+"""Local: every client trains alone; the baseline that federation has to beat."""
+
+from dataclasses import dataclass
+
+from fedloom.core.contract import Algorithm, Phase
+
+
+@dataclass(frozen=True)
+class Local(Algorithm):
+    name = "local"
+    paper = "baseline"
+    year = 0
+    shared = "nothing"
+    private = "model theta_i"
+
+    def init_client(self, task, key, key_i):
+        return {"theta": task.init(key)}
+
+    def begin(self, task, down, own, info):
+        return {"theta": task.slot(own["theta"])}
+
+    def phases(self, task):
+        return [Phase(self.step, task.epochs)]
+
+    def step(self, task, work, batch, down, info):
+        g, theta = task.grad(work["theta"], batch)
+        return {"theta": task.sgd(theta, g)}
+
+    def finish(self, task, work, down, own, info):
+        return {"theta": work["theta"].params}, {}
+
+    def model(self, task, work, down, info):
+        return work["theta"]

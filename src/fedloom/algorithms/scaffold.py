@@ -1,0 +1,57 @@
+"""SCAFFOLD: control variates correct the drift of local steps towards the client's own optimum.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
+ICML 2020. Option II for the control variates.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.core.errors import UserError
+from fedloom.core.settings import setting
+from fedloom.core.tree import add, axpy, scale, sub, tree_map, uniform_mean, where, zeros_like
+
+
+@dataclass(frozen=True)
+class Scaffold(FedAvg):
+    name = "scaffold"
+    paper = "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
+    year = 2020
+    shared = "model w, control variate c"
+    private = "control variate c_i"
+
+    eta_g: float = setting(1.0, "eta_g, step size of the server", above=0)
+
+    def check(self, task):
+        if task.momentum:
+            raise UserError(f"scaffold's control variates assume plain SGD; set momentum=0, not {task.momentum:g}.")
+
+    def init_server(self, task, key):
+        w = task.init(key)
+        return {"w": w, "c": zeros_like(w)}
+
+    def init_client(self, task, key, key_i):
+        return {"c": zeros_like(task.init(key))}
+
+    def begin(self, task, down, own, info):
+        correction = sub(down["c"], own["c"])
+        return {"w": task.slot(down["w"]), "correction": correction, "steps": torch.zeros_like(info.n, dtype=task.dtype)}
+
+    def step(self, task, work, batch, down, info):
+        g, y = task.grad(work["w"], batch)
+        return {**work, "w": task.sgd(y, add(g, work["correction"])), "steps": work["steps"] + 1}
+
+    def finish(self, task, work, down, own, info):
+        delta = sub(work["w"].params, down["w"])  # y_i - w^t
+        trained = work["steps"] > 0
+        rate = 1 / (torch.clamp(work["steps"], min=1) * task.lr)
+        change = axpy(-rate, delta, scale(down["c"], -1.0))  # c_i^+ - c_i
+        change = where(trained, change, zeros_like(change))
+        return {"c": add(own["c"], change)}, {"dy": delta, "dc": change}
+
+    def aggregate(self, task, server, up, info, t, key):
+        w = axpy(self.eta_g, uniform_mean(up["dy"]), server["w"])
+        c = tree_map(lambda c, dc: c + dc.sum(0) / task.clients, server["c"], up["dc"])
+        return {"w": w, "c": c}

@@ -1,0 +1,1 @@
+"""The contract: what methods, engines and data share."""

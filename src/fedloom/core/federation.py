@@ -1,0 +1,107 @@
+"""The data of a federation: one pool of samples on the device, and index lists that say whose they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Index lists of different lengths, one per client, kept as one flat tensor."""
+
+    flat: Tensor  # int64, on the device of the samples
+    starts: np.ndarray  # where each client's list begins; one more entry than clients
+
+    @staticmethod
+    def of(lists: Sequence[np.ndarray]) -> Ragged:
+        sizes = np.array([len(rows) for rows in lists], dtype=np.int64)
+        flat = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in lists]) if len(lists) else np.zeros(0, np.int64)
+        return Ragged(torch.from_numpy(flat), np.concatenate([[0], np.cumsum(sizes)]))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+    def __getitem__(self, i: int) -> Tensor:
+        return self.flat[self.starts[i] : self.starts[i + 1]]
+
+    def lists(self) -> list[np.ndarray]:
+        flat = self.flat.cpu().numpy()
+        return [flat[a:b] for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    x: Tensor  # every sample; uint8 stays uint8 until it is used
+    y: Tensor
+    classes: int
+    splits: dict[str, Ragged]
+    server: Tensor | None = None  # indices of D_CS, the server's own data
+    shift: tuple[float, ...] = (0.0,)  # per channel: x is used as (x * unit - shift) / spread
+    spread: tuple[float, ...] = (1.0,)
+    dtype: torch.dtype = torch.float32
+    notes: tuple[str, ...] = field(default=())  # what a reader of the results should know
+
+    @property
+    def clients(self) -> int:
+        return len(self.splits["train"])
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Federation:
+        whole = self.x.dtype in (torch.uint8, torch.int64)  # pixels and token ids keep their type
+        return replace(
+            self,
+            x=self.x.to(device) if whole else self.x.to(device, dtype),
+            y=self.y.to(device),
+            splits={name: replace(rows, flat=rows.flat.to(device)) for name, rows in self.splits.items()},
+            server=None if self.server is None else self.server.to(device),
+            dtype=dtype,
+        )
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Samples as the model gets them: pixels become normalised numbers, the rest passes through."""
+        if x.dtype != torch.uint8:
+            return x
+        x = x.to(self.dtype)
+        if len(self.shift) == 1:
+            return x * (1 / 255 / self.spread[0]) - self.shift[0] / self.spread[0]
+        per_channel = (-1, *[1] * (self.x.dim() - 2))
+        shift = torch.tensor(self.shift, dtype=x.dtype, device=x.device).view(per_channel)
+        spread = torch.tensor(self.spread, dtype=x.dtype, device=x.device).view(per_channel)
+        return (x / 255 - shift) / spread
+
+    def counts(self, ids: np.ndarray) -> Tensor:
+        """n_{i,c}: training samples per client and class."""
+        train = self.splits["train"]
+        rows = torch.cat([train[int(i)] for i in ids]) if len(ids) else train.flat[:0]
+        owner = torch.repeat_interleave(
+            torch.arange(len(ids), device=self.device), torch.from_numpy(train.sizes[ids]).to(self.device)
+        )
+        labels = self.y[rows]
+        if labels.dim() > 1:  # sequences: every position is a label, padding (-1) is not
+            owner, labels = owner[:, None].expand_as(labels)[labels >= 0], labels[labels >= 0]
+        flat = torch.zeros(len(ids) * self.classes, dtype=torch.int64, device=self.device)
+        flat.index_add_(0, owner * self.classes + labels, torch.ones_like(labels))
+        return flat.view(len(ids), self.classes)
+
+    def digest(self) -> str:
+        """Identifies the partition in records."""
+        h = hashlib.sha256()
+        for name in SPLITS:
+            h.update(np.ascontiguousarray(self.splits[name].starts).tobytes())
+            h.update(self.splits[name].flat.cpu().numpy().tobytes())
+        return h.hexdigest()[:16]

@@ -1,0 +1,97 @@
+"""Keyed randomness: every draw is a function of (seed, stream, ids), never of what was drawn before.
+
+Two generators serve two places. `rng` is numpy's, for host work that runs once (partitions, client
+sampling). A *key* is a 64-bit integer, or an int64 tensor of them, and feeds SplitMix64 written in
+integer tensor operations: the same bits on every device, under `vmap`, inside a captured graph, for one
+client or for a thousand at once.
+"""
+
+import math
+import zlib
+from typing import TypeAlias, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Key: TypeAlias = int  # a key on the host; per-client keys are int64 tensors
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_WORD = (1 << 64) - 1
+
+
+def _signed(z: int) -> int:
+    return z - (1 << 64) if z >> 63 else z
+
+
+def stream(name: str) -> int:
+    return zlib.crc32(name.encode())
+
+
+def rng(name: str, seed: int, *ids: int) -> np.random.Generator:
+    return np.random.default_rng([seed, stream(name), *ids])
+
+
+def _mix_int(z: int) -> int:
+    z = ((z ^ (z >> 30)) * _MIX1) & _WORD
+    z = ((z ^ (z >> 27)) * _MIX2) & _WORD
+    return z ^ (z >> 31)
+
+
+def _mix(z: Tensor) -> Tensor:
+    # int64 has no logical shift: mask off the copies of the sign bit
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(_MIX1)
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(_MIX2)
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+@overload
+def fold(key: int, *ids: int) -> int: ...
+@overload
+def fold(key: Tensor, *ids: int | Tensor) -> Tensor: ...
+@overload
+def fold(key: int, *ids: int | Tensor) -> int | Tensor: ...
+def fold(key: int | Tensor, *ids: int | Tensor) -> int | Tensor:
+    """A new key from a key and ids; tensors broadcast, and integers give the same value as tensors do."""
+    for i in ids:
+        if isinstance(key, int) and isinstance(i, int):
+            key = _signed(_mix_int((key ^ _mix_int((i + _GOLDEN) & _WORD)) & _WORD))
+        else:
+            inner = _signed(_mix_int((i + _GOLDEN) & _WORD)) if isinstance(i, int) else _mix(i + _signed(_GOLDEN))
+            key = _mix(key ^ inner)  # type: ignore[arg-type]  # one of the two is a tensor here
+    return key
+
+
+def root(seed: int, name: str) -> Key:
+    """The key that a named stream starts from."""
+    return fold(_signed(_mix_int(seed & _WORD)), stream(name))
+
+
+def bits(key: int | Tensor, counters: Tensor) -> Tensor:
+    """64 random bits for every counter."""
+    return _mix(key + (counters + 1) * _signed(_GOLDEN))
+
+
+def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Uniform in [0, 1). Element j depends on (key, j) alone, so padding rows at the end shift nothing."""
+    counters = torch.arange(math.prod(shape), device=key.device).view(shape)
+    return ((bits(key, counters) >> 40) & ((1 << 24) - 1)).to(dtype) * 2.0**-24
+
+
+def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Standard normal, by Box and Muller's transform."""
+    radius = torch.sqrt(-2 * torch.log1p(-uniform(fold(key, 0), shape, dtype)))
+    return radius * torch.cos(2 * math.pi * uniform(fold(key, 1), shape, dtype))
+
+
+def permutations(keys: Tensor, n: Tensor) -> Tensor:
+    """Random orders of 0..n[s]-1 for every segment s, one after another in one flat tensor.
+
+    One sort serves all segments; the order within a segment depends on its own key alone.
+    """
+    segment = torch.repeat_interleave(torch.arange(len(n), device=n.device), n)
+    starts = torch.cumsum(n, 0) - n
+    position = torch.arange(len(segment), device=n.device) - starts[segment]
+    draw = (bits(keys[segment], position) >> 24) & ((1 << 40) - 1)
+    return position[torch.argsort((segment << 40) | draw, stable=True)]

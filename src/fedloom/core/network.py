@@ -1,0 +1,218 @@
+"""A `torch.nn.Module` as pure functions of parameters and buffers, split into body and head.
+
+Three things a module does behind one's back are made explicit. BatchNorm reads the padding mask and returns
+its new running statistics; dropout draws from a key; the head is a named submodule that comes last, so that
+`module(x) == head(body(x))`, which is checked.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedloom.core.errors import UserError, unknown
+from fedloom.core.keys import fold, uniform
+
+Params = dict[str, Tensor]
+
+
+class Output(NamedTuple):
+    logits: Tensor
+    features: Tensor  # what the head was given
+    buffers: Params  # running statistics after this pass
+
+
+@dataclass
+class _Pass:
+    """What the layers of one forward pass need to know besides their input."""
+
+    train: bool
+    mask: Tensor | None = None
+    key: Tensor | None = None
+    updates: Params = field(default_factory=dict)
+    draws: int = 0
+
+
+class _Current(threading.local):
+    now = _Pass(train=False)
+
+
+_current = _Current()
+
+
+@contextmanager
+def _forward(this: _Pass) -> Iterator[_Pass]:
+    outer, _current.now = _current.now, this
+    try:
+        yield this
+    finally:
+        _current.now = outer
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a function of the batch's noise key and of the position of this call."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        now = _current.now
+        if not now.train or now.key is None or self.p == 0:
+            return x
+        now.draws += 1
+        kept = uniform(fold(now.key, now.draws), tuple(x.shape), x.dtype) >= self.p
+        return x * kept / (1 - self.p)
+
+
+class MaskedBatchNorm(nn.Module):
+    """BatchNorm over the real samples of a padded batch. Statistics are returned, not written in place."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, like: nn.modules.batchnorm._BatchNorm, name: str) -> None:
+        super().__init__()
+        self.name, self.eps, self.momentum = name, like.eps, 0.1 if like.momentum is None else like.momentum
+        self.weight, self.bias = like.weight, like.bias
+        shape = like.num_features
+        self.register_buffer("running_mean", torch.zeros(shape))
+        self.register_buffer("running_var", torch.ones(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        now = _current.now
+        channel = (1, -1, *[1] * (x.dim() - 2))
+        if now.train:
+            dims = [0, *range(2, x.dim())]
+            mask = torch.ones_like(x[:, 0]) if now.mask is None else now.mask
+            weight = mask.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
+            count = mask.sum() * (x[0, 0].numel())
+            mean = (x * weight).sum(dims) / count
+            var = (((x - mean.view(channel)) ** 2) * weight).sum(dims) / count
+            unbiased = var * count / (count - 1)
+            m = self.momentum
+            now.updates[f"{self.name}.running_mean"] = (1 - m) * self.running_mean + m * mean
+            now.updates[f"{self.name}.running_var"] = (1 - m) * self.running_var + m * unbiased
+        else:
+            mean, var = self.running_mean, self.running_var
+        y = (x - mean.view(channel)) * torch.rsqrt(var + self.eps).view(channel)
+        if self.weight is not None:
+            y = y * self.weight.view(channel) + self.bias.view(channel)
+        return y
+
+
+def _replace_layers(module: nn.Module, prefix: str = "") -> None:
+    for name, child in list(module.named_children()):
+        path = f"{prefix}{name}"
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            if not child.track_running_stats:
+                raise UserError(f"BatchNorm '{path}' keeps no running statistics; set track_running_stats=True.")
+            setattr(module, name, MaskedBatchNorm(child, path))
+        elif isinstance(child, nn.modules.dropout._DropoutNd):
+            if not isinstance(child, nn.Dropout):
+                raise UserError(f"The model's '{path}' is a {type(child).__name__}; only nn.Dropout is supported.")
+            setattr(module, name, KeyedDropout(child.p))
+        else:
+            _replace_layers(child, f"{path}.")
+
+
+class Network:
+    """Pure functions for one architecture. `make` builds the module anew, so that every seed has its initial values."""
+
+    def __init__(self, make: Callable[[], nn.Module], head: str, sample: Tensor) -> None:
+        self._make, self._sample = make, sample
+        self._initial: dict[int, Params] = {}
+        module = make()
+        _check(module, head, sample)
+        names = [name for name, _ in module.named_parameters()]
+        self.head = tuple(name for name in names if name.startswith(f"{head}."))
+        self.body = tuple(name for name in names if not name.startswith(f"{head}."))
+        _replace_layers(module)
+        norms = {name: m for name, m in module.named_modules() if isinstance(m, MaskedBatchNorm)}
+        self.buffers: Params = {
+            f"{name}.{buffer}": value.to(sample) for name, m in norms.items() for buffer, value in m.named_buffers()
+        }
+        self._body, self._head = (part.to(sample) for part in _split(module, head))
+        self._prefix = f"{head}."
+        with torch.no_grad():
+            features = self.apply(self.init(0), self.buffers, sample[:1], train=False).features
+        self.feature_dim: int = features.shape[-1]
+
+    def init(self, seed: int) -> Params:
+        """Initial parameters: the module's own initialisation under a seed of its own, drawn on the CPU. They are kept,
+        so that the same tensors serve server and clients, also under vmap, where a module cannot draw."""
+        if seed not in self._initial:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed & ((1 << 63) - 1))
+                module = self._make()
+            self._initial[seed] = {k: p.detach().to(self._sample) for k, p in module.named_parameters()}
+        return dict(self._initial[seed])
+
+    def apply(
+        self,
+        params: Params,
+        buffers: Params,
+        x: Tensor,
+        *,
+        train: bool,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
+    ) -> Output:
+        with _forward(_Pass(train, mask, key)) as now:
+            features = self._call(self._body, {k: params[k] for k in self.body}, buffers, x)
+            logits = self._call(self._head, {k: params[k] for k in self.head}, buffers, features)
+        return Output(logits, features, {**buffers, **now.updates})
+
+    def apply_head(self, params: Params, buffers: Params, features: Tensor) -> Tensor:
+        """The head alone, in evaluation mode, for methods that transform the features first."""
+        with _forward(_Pass(train=False)):
+            return self._call(self._head, {k: params[k] for k in self.head}, buffers, features)
+
+    def _call(self, part: nn.Module, params: Params, buffers: Params, x: Tensor) -> Tensor:
+        in_head = part is self._head
+        for name, value in buffers.items():
+            if name.startswith(self._prefix) == in_head:
+                params[name] = value
+        if in_head:
+            params = {name.removeprefix(self._prefix): value for name, value in params.items()}
+        return functional_call(part, params, (x,)) if params else part(x)
+
+
+def _split(module: nn.Module, head: str) -> tuple[nn.Module, nn.Module]:
+    """body (the module with its head replaced by the identity), head"""
+    parent, _, name = head.rpartition(".")
+    cut = module.get_submodule(head)
+    setattr(module.get_submodule(parent), name, nn.Identity())
+    return module, cut
+
+
+def _check(module: nn.Module, head: str, sample: Tensor) -> None:
+    """The head exists, the model takes the data, nothing is random but nn.Dropout, and the head comes last."""
+    names = [name for name, _ in module.named_modules() if name]
+    if head not in names:
+        raise unknown("head module", head, names)
+    whole = copy.deepcopy(module).to(sample)
+    before = torch.random.get_rng_state()
+    try:
+        with torch.no_grad():
+            whole.train()(sample)
+    except Exception as error:  # whatever forward raises is about the fit of model and data
+        reason = str(error).splitlines()[0]
+        raise UserError(f"The model does not take samples of shape {tuple(sample.shape[1:])}: {reason}") from error
+    drew = not torch.equal(before, torch.random.get_rng_state())
+    torch.random.set_rng_state(before)
+    if drew and not any(isinstance(m, nn.Dropout) for m in whole.modules()):
+        raise UserError("The model draws random numbers in its forward pass; use nn.Dropout, which FedLoom can key.")
+    body, last = _split(copy.deepcopy(whole.eval()), head)
+    with torch.no_grad():
+        same = torch.allclose(last(body(sample)), whole(sample), rtol=1e-4, atol=1e-6)
+    if not same:
+        raise UserError(
+            f"The model does something after its head '{head}' (a log-softmax?); the head must come last and give logits."
+        )

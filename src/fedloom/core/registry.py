@@ -1,0 +1,43 @@
+"""Names to things. A registry is filled by importing every module of a package: a new file is all it takes."""
+
+import importlib
+import pkgutil
+from typing import Generic, TypeVar
+
+from fedloom.core.errors import unknown
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind, self._package = kind, package
+        self._known: dict[str, T] = {}
+        self._loaded = False
+
+    def add(self, name: str, thing: T) -> None:
+        known = self._known.get(name)
+        if known is not None and _origin(known) != _origin(thing):
+            raise ValueError(f"two {self.kind}s are called '{name}': {_origin(known)} and {_origin(thing)}")
+        self._known[name] = thing  # a class defined again (a notebook cell run twice) replaces itself
+
+    def _load(self) -> None:
+        if not self._loaded:
+            self._loaded = True
+            package = importlib.import_module(self._package)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{self._package}.{module.name}")
+
+    def __getitem__(self, name: str) -> T:
+        self._load()
+        if name not in self._known:
+            raise unknown(self.kind, name, self._known)
+        return self._known[name]
+
+    def names(self) -> list[str]:
+        self._load()
+        return sorted(self._known)
+
+
+def _origin(thing: object) -> str:
+    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', repr(thing))}"

@@ -1,0 +1,110 @@
+"""Typed settings: dataclasses whose fields know their meaning and range, built from what a user wrote.
+
+Every configurable thing (a run, a method, a data set, a partition, a model) is such a dataclass, so there is one
+way in which names, types and values are checked and one sentence for each mistake.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from fedloom.core.errors import UserError, nearest
+
+T = TypeVar("T")
+
+
+def setting(
+    default: Any, about: str, *, low: float | None = None, high: float | None = None, above: float | None = None
+) -> Any:
+    """A field with a default, what it means, and its range (`above` is an open lower bound)."""
+    return dataclasses.field(default=default, metadata={"about": about, "low": low, "high": high, "above": above})
+
+
+def fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
+    return {f.name: f for f in dataclasses.fields(cls)}
+
+
+def build(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
+    """An instance of the settings class from names and values; `owner` says whose settings they are."""
+    known = fields(cls)
+    for name in values:
+        if name not in known:
+            raise UserError(f"{owner} has no setting '{name}'; {nearest(name, known)}")
+    hints = typing.get_type_hints(cls)
+    made = cls(**{name: convert(name, value, hints[name], known[name].metadata) for name, value in values.items()})
+    return made
+
+
+def convert(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
+    result = _typed(name, value, hint)
+    for number in result if isinstance(result, tuple) else (result,):
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            _in_range(name, number, limits)
+    return result
+
+
+def _in_range(name: str, number: float, limits: Mapping[str, Any]) -> None:
+    low, high, above = limits.get("low"), limits.get("high"), limits.get("above")
+    if not math.isfinite(number):
+        raise UserError(f"{name} must be a finite number, not {number}.")
+    if low is not None and number < low:
+        raise UserError(f"{name} must be at least {low:g}, not {number:g}.")
+    if above is not None and number <= above:
+        raise UserError(f"{name} must be greater than {above:g}, not {number:g}.")
+    if high is not None and number > high:
+        raise UserError(f"{name} must be at most {high:g}, not {number:g}.")
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin is Literal:
+        if value not in options:
+            raise UserError(f"{name} cannot be '{value}'; {nearest(str(value), [str(o) for o in options])}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null") and type(None) in options):
+            if type(None) in options:
+                return None
+            raise UserError(f"{name} needs a value.")
+        return _typed(name, value, next(o for o in options if o is not type(None)))
+    if origin is tuple:
+        parts = value.replace("/", ",").split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or (options[-1] is not Ellipsis and len(parts) != len(options)):
+            raise UserError(f"{name} takes {len(options)} numbers such as 0.7/0.1/0.2, not '{value}'.")
+        kinds = [options[0]] * len(parts) if options[-1] is Ellipsis else options
+        return tuple(_typed(name, p, kind) for p, kind in zip(parts, kinds, strict=True))
+    return _scalar(name, value, hint)
+
+
+def _scalar(name: str, value: Any, kind: type) -> Any:
+    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(kind, str(kind))
+    wrong = UserError(f"{name} must be {wanted}, not '{value}'.")
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no", "on", "off", "1", "0"):
+            return value.lower() in ("true", "yes", "on", "1")
+        raise wrong
+    if isinstance(value, bool) or value is None:
+        raise wrong
+    if kind is int:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise wrong from None
+        if not math.isfinite(number) or number != int(number):
+            raise wrong
+        return int(value) if isinstance(value, int) else int(number)
+    if kind is float:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise wrong from None
+    if kind is str and isinstance(value, str):
+        return value
+    raise wrong

@@ -1,0 +1,134 @@
+"""What a method may ask for: the model, the loss, the optimiser step, and the settings of local training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.core import tree
+from fedloom.core.autodiff import grad
+from fedloom.core.contract import Batch, Slot
+from fedloom.core.federation import Federation
+from fedloom.core.keys import Key
+from fedloom.core.network import Network, Output, Params
+
+Loss = Callable[[Output, Batch], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    data: Federation
+    network: Network
+    lr: float | Tensor = 0.01  # eta
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None  # gradient norm, before weight decay
+    batch_size: int = 10  # B
+    epochs: int = 1  # E
+    rounds: int = 1  # T
+    participation: float = 1.0  # rho
+
+    @property
+    def classes(self) -> int:
+        return self.data.classes
+
+    @property
+    def clients(self) -> int:
+        return self.data.clients
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.data.dtype
+
+    # -- models -------------------------------------------------------------------------------------------------
+
+    def init(self, key: Key) -> Params:
+        """The initial model of a seed."""
+        return self.network.init(key)
+
+    def slot(self, params: Params) -> Slot:
+        """A model copy that starts training now: its momentum is zero. Running statistics are the initial ones until
+        the engine puts in those that the client kept from its last participation."""
+        return Slot(params, self.network.buffers, tree.zeros_like(params) if self.momentum else {})
+
+    def body(self, params: Params) -> Params:
+        return {name: params[name] for name in self.network.body}
+
+    def head(self, params: Params) -> Params:
+        return {name: params[name] for name in self.network.head}
+
+    # -- passes -------------------------------------------------------------------------------------------------
+
+    def forward(self, slot: Slot, batch: Batch) -> Output:
+        """Training mode: batch statistics, dropout keyed by the batch."""
+        return self.network.apply(slot.params, slot.buffers, batch.x, train=True, mask=batch.mask, key=batch.key)
+
+    def predict(self, slot: Slot, x: Tensor) -> Output:
+        """Evaluation mode."""
+        return self.network.apply(slot.params, slot.buffers, x, train=False)
+
+    def losses(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy of every sample; for sequences, of every position, padding (-1) being 0."""
+        likelihood = F.log_softmax(logits, dim=-1)
+        if y.dim() == 1:
+            return -likelihood.gather(-1, y[..., None]).squeeze(-1)
+        known = y >= 0
+        return -likelihood.gather(-1, torch.where(known, y, 0)[..., None]).squeeze(-1) * known
+
+    def loss(self, out: Output, batch: Batch) -> Tensor:
+        """F_B: mean cross-entropy over the samples (for sequences: over the positions) that are not padding."""
+        losses = self.losses(out.logits, batch.y)
+        if batch.y.dim() == 1:
+            return (losses * batch.mask).sum() / batch.mask.sum()
+        weight = batch.mask[:, None] * (batch.y >= 0)
+        return (losses * weight).sum() / weight.sum()
+
+    def grad(
+        self, slot: Slot, batch: Batch, only: Iterable[str] | None = None, loss: Loss | None = None
+    ) -> tuple[Params, Slot]:
+        """Gradient of the batch loss (of the parameters in `only`), and the slot with its statistics advanced."""
+        at = slot.params if only is None else {name: slot.params[name] for name in only}
+
+        def f(params: Params) -> tuple[Tensor, Params]:
+            out = self.forward(slot._replace(params={**slot.params, **params}), batch)
+            return (loss or self.loss)(out, batch), out.buffers
+
+        gradient, buffers = grad(f, at)
+        return gradient, slot._replace(buffers=buffers)
+
+    def sgd(self, slot: Slot, gradient: Params, lr: float | Tensor | None = None) -> Slot:
+        """One step on the parameters named in the gradient: g + wd*w; v = mom*v + g; w = w - eta*v."""
+        eta = self.lr if lr is None else lr
+        if self.clip is not None:
+            gradient = clip_norm(gradient, self.clip)
+        if self.weight_decay:
+            gradient = tree.axpy(self.weight_decay, {k: slot.params[k] for k in gradient}, gradient)
+        momentum = slot.momentum
+        if self.momentum:
+            gradient = {k: self.momentum * momentum[k] + g for k, g in gradient.items()}
+            momentum = {**momentum, **gradient}
+        moved = tree.axpy(-eta, gradient, {k: slot.params[k] for k in gradient})
+        return Slot({**slot.params, **moved}, slot.buffers, momentum)
+
+    # -- scores -------------------------------------------------------------------------------------------------
+
+    def score(self, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """(correct, loss, 1) for every sample in the mask, zeros for padding; for sequences, summed over positions.
+        Ties go to the smallest class."""
+        best = logits == logits.amax(-1, keepdim=True)
+        order = torch.arange(logits.shape[-1], device=logits.device)
+        guess = torch.where(best, order, logits.shape[-1]).amin(-1)
+        weight = mask if y.dim() == 1 else mask[:, None] * (y >= 0)
+        losses = torch.where(weight > 0, self.losses(logits, y), 0)
+        scores = torch.stack([(guess == y) * weight, losses, weight], -1)
+        return scores if y.dim() == 1 else scores.flatten(1, -2).sum(1)
+
+
+def clip_norm(gradient: Params, limit: float) -> Params:
+    """The gradient scaled down to norm `limit` if it is longer (as torch.nn.utils.clip_grad_norm_ does)."""
+    factor = torch.clamp(limit / (tree.norm(gradient) + 1e-6), max=1.0)
+    return tree.scale(gradient, factor)

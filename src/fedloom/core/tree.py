@@ -1,0 +1,82 @@
+"""Arithmetic on trees: nested dictionaries, tuples and slots whose leaves are tensors."""
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+Tree: TypeAlias = Any
+Number: TypeAlias = float | Tensor
+
+__all__ = [
+    "Tree", "add", "axpy", "dot", "leaves", "mean", "norm", "scale", "size_bytes", "sub", "take", "tree_flatten",
+    "tree_map", "tree_unflatten", "uniform_mean", "where", "zeros_like",
+]  # fmt: skip
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    return tree_leaves(tree)
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    return tree_map(torch.add, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    return tree_map(torch.sub, a, b)
+
+
+def scale(a: Tree, c: Number) -> Tree:
+    return tree_map(lambda x: x * c, a)
+
+
+def axpy(c: Number, x: Tree, y: Tree) -> Tree:
+    """y + c * x"""
+    if isinstance(c, Tensor):
+        return tree_map(lambda xi, yi: yi + c * xi, x, y)
+    return tree_map(lambda xi, yi: torch.add(yi, xi, alpha=c), x, y)
+
+
+def zeros_like(a: Tree) -> Tree:
+    return tree_map(torch.zeros_like, a)
+
+
+def where(condition: Tensor, a: Tree, b: Tree) -> Tree:
+    """a where the (scalar) condition holds, else b."""
+    return tree_map(lambda x, y: torch.where(condition, x, y), a, b)
+
+
+def dot(a: Tree, b: Tree) -> Tensor:
+    products: list[Tensor] = leaves(tree_map(lambda x, y: (x * y).sum(), a, b))
+    return torch.stack(products).sum()
+
+
+def norm(a: Tree) -> Tensor:
+    """Euclidean norm of all leaves together."""
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(x) for x in leaves(a)]))
+
+
+def mean(stacked: Tree, weights: Tensor) -> Tree:
+    """`wavg`: mean over the leading (client) axis with weights proportional to `weights`."""
+    share = weights.double() / weights.double().sum()
+
+    def average(x: Tensor) -> Tensor:
+        return torch.tensordot(share.to(x.dtype), x, dims=1)
+
+    return tree_map(average, stacked)
+
+
+def uniform_mean(stacked: Tree) -> Tree:
+    """`uavg`: plain mean over the leading (client) axis."""
+    return tree_map(lambda x: x.mean(0), stacked)
+
+
+def take(stacked: Tree, index: Any) -> Tree:
+    """Rows of a stacked tree: one client (an integer), or several (a slice or an index tensor)."""
+    return tree_map(lambda x: x[index], stacked)
+
+
+def size_bytes(tree: Tree) -> int:
+    return sum(x.numel() * x.element_size() for x in leaves(tree))
+

@@ -1,0 +1,24 @@
+"""Handwritten digits, 8x8 pixels: inside scikit-learn, so there is nothing to download."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.data.pool import Dataset, Pool
+
+
+@dataclass(frozen=True)
+class Digits(Dataset):
+    name = "digits"
+    about = "8x8 handwritten digits, shipped with scikit-learn"
+    size = "1,797 samples, 10 classes"
+    model = "mlp"
+    usual = {"lr": 0.05, "rounds": 50}
+
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        x = (bunch.images[:, None] / 8.0 - 1.0).astype(np.float32)  # 0..16 becomes -1..1
+        return Pool(x, bunch.target.astype(np.int64), classes=10)

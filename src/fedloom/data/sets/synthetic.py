@@ -1,0 +1,74 @@
+"""Synthetic data: Gaussian inputs, labels from a linear model that all clients share or that each has for itself."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fedloom.core.keys import rng, stream
+from fedloom.core.settings import setting
+from fedloom.data.pool import Dataset, Pool
+
+SERVER_SHARE = 0.2  # the last samples that a client generates go to the server
+
+
+class Client(NamedTuple):
+    x: np.ndarray
+    y: np.ndarray
+    w: np.ndarray  # the labels are argmax(x w + c)
+    c: np.ndarray
+
+
+@dataclass(frozen=True)
+class Synthetic(Dataset):
+    name = "synthetic"
+    about = "generated; variant page (one labelling model for all) or fedprox, Synthetic(alpha, beta)"
+    size = "page: 375 samples per client, 30 classes; fedprox: sizes vary, 10 classes"
+    model = "logreg"
+    partition = "natural"
+    usual = {"lr": 0.1, "rounds": 50}
+
+    variant: Literal["page", "fedprox"] = setting("page", "page: one model for all clients; fedprox: one for each")
+    alpha: float = setting(0.0, "a, how much the clients' labelling models differ (fedprox)", low=0)
+    beta: float = setting(1.0, "b, how much the clients' inputs differ", low=0)
+    per_client: int = setting(375, "samples per client (page)", low=5)
+    theta: float = setting(0.0, "spread of the logarithm of a client's size (page)", low=0)
+    iid_x: bool = setting(False, "the same input distribution at all clients")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """inputs, classes"""
+        return (30, 30) if self.variant == "page" else (60, 10)
+
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+        made = [self.client(i, seed) for i in range(clients)]
+        ends = np.cumsum([len(c.y) for c in made])
+        mine, server = [], []
+        for client, end in zip(made, ends, strict=True):
+            rows = np.arange(end - len(client.y), end)
+            local = round(len(rows) * (1 - SERVER_SHARE))
+            mine.append(rows[:local])
+            server.append(rows[local:])
+        x = np.concatenate([c.x for c in made]).astype(np.float32)
+        y = np.concatenate([c.y for c in made])
+        return Pool(x, y, self.shape[1], natural=tuple(mine), server=np.concatenate(server), ordered=True)
+
+    def client(self, i: int, seed: int) -> Client:
+        """The samples of client i; they do not depend on how many clients there are."""
+        dim, classes = self.shape
+        draw = rng("partition", seed, stream("synthetic"), i)
+        if self.variant == "page":
+            n = int(np.floor(draw.lognormal(np.log(self.per_client + 0.001), self.theta)))
+        else:
+            n = int(draw.lognormal(4, 2)) + 50
+        u, b = draw.normal(0, self.alpha), draw.normal(0, self.beta)
+        centre = np.zeros(dim) if self.iid_x else draw.normal(b, 1, dim)
+        if self.variant == "page":
+            common = rng("partition", seed, stream("synthetic-model"))
+            w, c = common.normal(0, 1, (dim, classes)), common.normal(0, 1, classes)
+        else:
+            w, c = draw.normal(u, 1, (dim, classes)), draw.normal(u, 1, classes)
+        spread = np.arange(1, dim + 1) ** -0.6  # square root of Sigma = diag(j^-1.2)
+        x = centre + draw.normal(0, 1, (n, dim)) * spread
+        return Client(x, np.argmax(x @ w + c, axis=1), w, c)

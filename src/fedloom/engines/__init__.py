@@ -1,0 +1,1 @@
+"""Who loops: rounds, clients, epochs, batches. An engine imports no method."""

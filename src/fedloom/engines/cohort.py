@@ -1,0 +1,87 @@
+"""What an executor is given and gives back: the clients of a round, stacked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.contract import Algorithm, Info, Slot
+from fedloom.core.keys import fold, root
+from fedloom.core.network import Params
+from fedloom.core.task import Task
+from fedloom.core.tree import Tree, take, tree_map
+
+Scores = dict[str, Tensor]  # split -> (correct, summed loss, samples) per client
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Clients that do the same thing in the same round. Everything but `shared` has a row per client."""
+
+    ids: np.ndarray
+    t: int
+    shared: Tree  # constants and what all clients receive
+    parts: Tree  # what each client receives for itself
+    own: Tree  # private state
+    stats: Tree  # running statistics, by slot
+    info: Info
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rows(self, index: np.ndarray) -> Cohort:
+        pick = torch.from_numpy(index).to(self.info.n.device)
+        parts, own, stats, info = (take(v, pick) for v in (self.parts, self.own, self.stats, self.info))
+        return Cohort(self.ids[index], self.t, self.shared, parts, own, stats, info)
+
+
+class Outcome(NamedTuple):
+    own: Tree
+    up: Tree
+    stats: Tree
+    scores: Scores  # of PM_post
+
+
+class Executor(Protocol):
+    """Carries out what a cohort does, one client after another or stacked."""
+
+    def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome: ...
+    def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores: ...
+    def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores: ...
+
+
+def make_info(task: Task, seed: int, ids: np.ndarray, t: int, first: Tensor) -> Info:
+    device = task.data.device
+    who = torch.from_numpy(ids).to(device)
+    return Info(
+        id=who,
+        n=torch.from_numpy(task.data.splits["train"].sizes[ids]).to(device),
+        counts=task.data.counts(ids),
+        t=torch.full((len(ids),), t, device=device),
+        first=first.to(device),
+        key=fold(root(seed, "client"), who, t),
+    )
+
+
+# Running statistics belong to the client and are never sent. Methods do not handle them: between rounds they are kept
+# here, by the name of the slot in `work`.
+
+
+def keep_stats(work: Tree) -> Tree:
+    return {name: v.buffers for name, v in work.items() if isinstance(v, Slot) and v.buffers}
+
+
+def put_stats(work: Tree, stats: Tree) -> Tree:
+    return {name: v._replace(buffers=stats[name]) if name in stats else v for name, v in work.items()} if stats else work
+
+
+def global_slot(alg: Algorithm, task: Task, params: Params, stats: Tree) -> Slot:
+    return Slot(params, stats[alg.global_slot] if stats else task.network.buffers, {})
+
+
+def stack(trees: list[Any]) -> Tree:
+    return tree_map(lambda *rows: torch.stack(rows), *trees)

@@ -1,0 +1,34 @@
+"""The execution plan: choices that change how long a run takes and the last bits of its results, nothing else.
+
+They are made once, by measuring, and recorded with the run, so that a run can be repeated to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Mode = Literal["stacked", "per-client"]
+Replay = Literal["eager", "traced", "captured"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    mode: Mode
+    replay: Replay = "eager"  # how stacked steps are carried out
+    chunk: int = 1  # clients stacked at most
+    shrink: float = 0.6  # each prefix size over the next larger one, where a size has a price (a trace, a graph)
+    reason: str = ""
+
+    def prefix(self, active: int, rows: int) -> int:
+        """Rows a step runs for, when `active` of `rows` clients still have work."""
+        if self.replay == "eager":
+            return active
+        size = self.chunk if self.replay == "captured" else rows
+        while (smaller := math.ceil(size * self.shrink)) >= active and smaller < size:
+            size = smaller
+        return size
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)

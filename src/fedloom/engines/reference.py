@@ -1,0 +1,93 @@
+"""One client after another, one batch after another, without padding: the oracle, and the plan for models that gain
+nothing from stacking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.contract import Algorithm, Info, Phase
+from fedloom.core.network import Params
+from fedloom.core.task import Task
+from fedloom.core.tree import Tree, take
+from fedloom.engines import schedule
+from fedloom.engines.cohort import Cohort, Outcome, Scores, global_slot, keep_stats, put_stats, stack
+
+EVAL_BATCH = 512
+Predict = Callable[[Tensor], Tensor]
+
+
+class PerClient:
+    def __init__(self, alg: Algorithm, task: Task, seed: int) -> None:
+        self.alg, self.task, self.seed = alg, task, seed
+
+    @torch.no_grad()
+    def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
+        rows = []
+        for j in range(len(cohort)):
+            down, own, info, work = self.start(cohort, j)
+            for phase in self.alg.phases(self.task):
+                work = self._pass(phase, work, down, info, int(cohort.ids[j]), cohort.t)
+            kept, up = self.alg.finish(self.task, work, down, own, info)
+            trained = info._replace(first=torch.zeros_like(info.first))
+            model = self.alg.model(self.task, work, down, trained)
+            rows.append(Outcome(kept, up, keep_stats(work), self._score(self._personal(model), int(cohort.ids[j]), splits)))
+        return stack(rows)
+
+    @torch.no_grad()
+    def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+        rows = []
+        for j, i in enumerate(cohort.ids):
+            down, _, info, work = self.start(cohort, j)
+            for phase in self.alg.adapt(self.task):
+                work = self._pass(phase, work, down, info, int(i), cohort.t)
+            model = self.alg.model(self.task, work, down, info)
+            rows.append(self._score(self._personal(model), int(i), splits))
+        return stack(rows)
+
+    @torch.no_grad()
+    def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+        rows = []
+        for j, i in enumerate(cohort.ids):
+            model = global_slot(self.alg, self.task, params, take(cohort.stats, j))
+            rows.append(self._score(lambda x, model=model: self.task.predict(model, x).logits, int(i), splits))
+        return stack(rows)
+
+    def start(self, cohort: Cohort, j: int) -> tuple[Tree, Tree, Info, Tree]:
+        down = {**cohort.shared, **take(cohort.parts, j)}
+        own, info = take(cohort.own, j), take(cohort.info, j)
+        work = put_stats(self.alg.begin(self.task, down, own, info), take(cohort.stats, j))
+        return down, own, info, work
+
+    def _pass(self, phase: Phase, work: Tree, down: Tree, info: Info, i: int, t: int) -> Tree:
+        if phase.enter is not None:
+            work = phase.enter(self.task, work, down, info)
+        epochs = phase.epochs if isinstance(phase.epochs, int) else int(phase.epochs(self.task, work, info))
+        for e, chunk in self._chunks(phase, epochs):
+            plan = schedule.build(self.task, phase, self.seed, np.array([i]), t, np.array([chunk]), first_epoch=e)
+            for k in range(int(plan.steps[0])):
+                work = phase.step(self.task, work, plan.batch_of(self.task, 0, k), down, info)
+            if phase.until is not None and bool(phase.until(work)):
+                break
+        return work
+
+    def _chunks(self, phase: Phase, epochs: int) -> Iterable[tuple[int, int]]:
+        """(first epoch, number of epochs): all at once, or one by one where a condition is asked in between"""
+        return [(0, epochs)] if phase.until is None else [(e, 1) for e in range(epochs)]
+
+    def _personal(self, model: Tree) -> Predict:
+        return lambda x: self.alg.logits(self.task, model, x)
+
+    def _score(self, predict: Predict, i: int, splits: tuple[str, ...]) -> Scores:
+        data, found = self.task.data, {}
+        for split in splits:
+            total = torch.zeros(3, dtype=self.task.dtype, device=data.device)
+            for rows in torch.split(data.splits[split][i], EVAL_BATCH):
+                everyone = torch.ones(len(rows), dtype=self.task.dtype, device=data.device)
+                logits = predict(data.prepare(data.x[rows]))
+                total = total + self.task.score(logits, data.y[rows], everyone).sum(0)
+            found[split] = total
+        return found

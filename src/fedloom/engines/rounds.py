@@ -1,0 +1,167 @@
+"""The rounds of a run: who takes part, what is sent, what comes back, how good everybody's model is."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from fedloom.core.contract import Algorithm
+from fedloom.core.keys import fold, rng, root
+from fedloom.core.task import Task
+from fedloom.core.tree import Tree, mean, size_bytes, take, tree_map
+from fedloom.engines.choose import choose
+from fedloom.engines.cohort import Cohort, Executor, Scores, keep_stats, make_info
+from fedloom.engines.plan import Plan
+from fedloom.engines.reference import PerClient
+from fedloom.engines.stacked import Stacked
+from fedloom.engines.store import Store
+
+log = logging.getLogger("fedloom")
+
+Engine = Literal["reference", "vectorized"]
+VIEWS = ("pre", "post", "global")  # PM_pre, PM_post, GM
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in a round. Scores are arrays (clients, 3): correct, summed loss, samples."""
+
+    t: int
+    cohort: np.ndarray
+    scores: dict[str, dict[str, np.ndarray]]  # view -> split -> scores; empty where the round is not evaluated
+    server: np.ndarray | None  # GM on D_CS
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+
+
+class Rounds:
+    """Holds the state of a run between rounds and advances it."""
+
+    def __init__(
+        self, alg: Algorithm, task: Task, seed: int, engine: Engine = "vectorized", plan: Plan | str = "auto"
+    ) -> None:
+        self.alg, self.task, self.seed = alg, task, seed
+        key = root(seed, "init")
+        self.key = key
+        self.t = 0
+        task.init(key)  # drawn here, before the state of all clients is made under vmap
+        self.server = alg.init_server(task, key)
+        self.constants = alg.constants(task, key)
+        self.store = self._new_store()
+        self.server_stats: Tree = take(self.store.rows["stats"], 0)
+        self.post: dict[str, np.ndarray] = {}  # scores of everybody's last PM_post, by split
+        if isinstance(plan, str):
+            if engine == "reference":
+                plan = Plan("per-client", reason="reference engine")
+            else:
+                first = self._cohort(self.sample(0)[:1] if alg.turns else self.sample(0), 0)
+                plan = choose(alg, task, seed, first, plan)
+        self.plan = plan
+        self.executor: Executor = (
+            PerClient(alg, task, seed) if plan.mode == "per-client" else Stacked(alg, task, seed, plan)
+        )
+        log.info("Execution plan: %s (%s)", plan.mode, plan.reason)
+
+    def _new_store(self) -> Store:
+        n, task = self.task.clients, self.task
+        ids = torch.arange(n, device=task.data.device)
+        keys = fold(root(self.seed, "client-init"), ids)
+        own = torch.func.vmap(lambda key: self.alg.init_client(task, self.key, key))(keys) if n else {}
+        own = tree_map(lambda v: v.clone(memory_format=torch.contiguous_format), own)
+        stats: Tree = {}
+        if task.network.buffers:  # which slots there are shows in what the first client would begin with
+            info = take(make_info(task, self.seed, np.zeros(1, np.int64), 0, torch.ones(1, dtype=torch.bool)), 0)
+            shared, parts = self.alg.download(task, self.server, ids[:1], 0, self.key)
+            down = {**self.constants, **shared, **take(parts, 0)}
+            slots = keep_stats(self.alg.begin(task, down, take(own, 0), info))
+            stats = tree_map(lambda v: v.expand(n, *v.shape).clone(), slots)
+        return Store({"own": own, "stats": stats}, n)
+
+    def sample(self, t: int) -> np.ndarray:
+        """The clients of round t, in ascending order."""
+        n, ratio = self.task.clients, self.task.participation
+        m = int(ratio) if ratio > 1 else max(1, math.floor(ratio * n + 1e-9))
+        return np.sort(rng("sample", self.seed, t).choice(n, size=m, replace=False)).astype(np.int64)
+
+    def _cohort(self, ids: np.ndarray, t: int) -> Cohort:
+        index = torch.from_numpy(ids).to(self.task.data.device)
+        shared, parts = self.alg.download(self.task, self.server, index, t, self.key)
+        rows = self.store.read(index)
+        first = self.store.trained[torch.from_numpy(ids)] == 0
+        info = make_info(self.task, self.seed, ids, t, first)
+        return Cohort(ids, t, {**self.constants, **shared}, parts, rows["own"], rows["stats"], info)
+
+    @torch.no_grad()
+    def advance(self, evaluate: bool = True) -> Round:
+        """One round of training, then scores of all clients."""
+        start = time.perf_counter()
+        t, ids = self.t, self.sample(self.t)
+        turns = [ids[j : j + 1] for j in range(len(ids))] if self.alg.turns else [ids]
+        down = up = 0
+        for turn in turns:
+            d, u = self._train(turn, t)
+            down, up = down + d, up + u
+        self.t = t + 1
+        seconds = time.perf_counter() - start
+        scores, server = self.evaluate() if evaluate else ({}, None)
+        return Round(t, ids, scores, server, down, up, seconds)
+
+    def _train(self, ids: np.ndarray, t: int) -> tuple[int, int]:
+        cohort = self._cohort(ids, t)
+        done = self.executor.train(cohort, ("val", "test"))
+        index = torch.from_numpy(ids).to(self.task.data.device)
+        self.store.write(index, {"own": done.own, "stats": done.stats})
+        self._remember(ids, done.scores)
+        if done.stats:  # for a global model that is tested without a client
+            self.server_stats = mean(done.stats, cohort.info.n)
+        self.server = self.alg.aggregate(self.task, self.server, done.up, cohort.info, t, self.key)
+        common = size_bytes(cohort.shared) - size_bytes(self.constants)
+        return common * len(ids) + size_bytes(cohort.parts), size_bytes(done.up)
+
+    def _remember(self, ids: np.ndarray, scores: Scores) -> None:
+        """PM_post stays what it was until the client trains again, and so do its scores."""
+        for split, found in scores.items():
+            kept = self.post.setdefault(split, np.full((self.task.clients, 3), np.nan))
+            kept[ids] = found.double().cpu().numpy()
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray | None]:
+        """Scores of all clients' models at the start of the next round: view -> split -> (clients, 3)."""
+        cohort = self._cohort(np.arange(self.task.clients), self.t)
+        found: dict[str, dict[str, np.ndarray]] = {}
+        params = self.alg.global_model(self.task, self.server)
+        if params is not None:
+            splits = ("train", "val", "test") if self.alg.pre_is_global else ("val", "test")
+            found["global"] = _numpy(self.executor.score_global(params, cohort, splits))
+        if self.alg.pre_is_global:
+            found["pre"] = found["global"]
+        else:
+            found["pre"] = _numpy(self.executor.score_personal(cohort, ("train", "val", "test")))
+        # a client that never trained has no PM_post: it is served by what it would start from
+        post = {s: np.where(np.isnan(kept), found["pre"][s], kept) for s, kept in self.post.items()}
+        if post:
+            found["post"] = post
+        return found, self._score_server(params)
+
+    def _score_server(self, params: Tree | None) -> np.ndarray | None:
+        data = self.task.data
+        if params is None or data.server is None:
+            return None
+        total = torch.zeros(3, dtype=self.task.dtype, device=data.device)
+        stats = self.server_stats.get(self.alg.global_slot, {})
+        for rows in torch.split(data.server, 1024):
+            out = self.task.network.apply(params, stats, data.prepare(data.x[rows]), train=False)
+            everyone = torch.ones(len(rows), dtype=self.task.dtype, device=data.device)
+            total += self.task.score(out.logits, data.y[rows], everyone).sum(0)
+        return total.double().cpu().numpy()
+
+
+def _numpy(scores: Scores) -> dict[str, np.ndarray]:
+    return {split: found.double().cpu().numpy() for split, found in scores.items()}

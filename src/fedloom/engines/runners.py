@@ -1,0 +1,175 @@
+"""How the steps of a phase are carried out for a stacked cohort: eagerly, from a trace, or from a captured CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedloom.core.autodiff import vmap
+from fedloom.core.contract import Batch, Info, Phase
+from fedloom.core.task import Task
+from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
+from fedloom.engines.schedule import Window
+from fedloom.engines.trace import passed_through, trace, used_inputs
+
+Flat = list[Tensor]
+
+
+class StackedStep:
+    """A phase's step for many clients, from flat list to flat list, so that it can be traced.
+
+    The inputs are: the six tables of a window at one step, the state, the rest that has a row per client (parts and
+    info), what all clients share, and the pool of samples.
+    """
+
+    def __init__(self, task: Task, phase: Phase, work: Tree, parts: Tree, info: Info, shared: Tree) -> None:
+        self.task, self.phase = task, phase
+        _, self.work_spec = tree_flatten(work)
+        _, self.side_spec = tree_flatten((parts, info))
+        _, self.shared_spec = tree_flatten(shared)
+        self.state_size = self.work_spec.num_leaves
+        self.side_size = self.side_spec.num_leaves
+        self.down_dims = {**{name: None for name in shared}, **{name: 0 for name in parts}}
+
+    def __call__(self, *flat: Tensor) -> Flat:
+        rows, mask, k, epoch, last, key = flat[:6]
+        cut = 6 + self.state_size
+        work = tree_unflatten(flat[6:cut], self.work_spec)
+        parts, info = tree_unflatten(flat[cut : cut + self.side_size], self.side_spec)
+        shared = tree_unflatten(flat[cut + self.side_size : -2], self.shared_spec)
+        x, y = flat[-2:]
+        batch = Batch(self.task.data.prepare(x[rows]), y[rows], mask, k, epoch, last, key)
+
+        def one(work: Tree, batch: Batch, down: Tree, info: Info) -> Tree:
+            return self.phase.step(self.task, work, batch, down, info)
+
+        dims = (0, 0, self.down_dims, 0)
+        leaves, spec = tree_flatten(vmap(one, in_dims=dims)(work, batch, {**shared, **parts}, info))
+        if spec != self.work_spec:
+            raise TypeError(f"the step of a phase must return work as it got it: {self.work_spec}, not {spec}")
+        return leaves
+
+
+class Runner(Protocol):
+    def start(self, state: Flat, sides: Flat, shared: Flat) -> None: ...
+    def advance(self, window: Window, first: int, last: int, prefix: int) -> None: ...
+    def rows(self, first: int, last: int) -> Flat: ...
+    @property
+    def moves(self) -> list[bool]: ...
+
+
+class Functional:
+    """State in, state out; nothing is written in place."""
+
+    def __init__(self, step: StackedStep, traced: bool) -> None:
+        self.step, self.traced = step, traced
+        self.programs: dict[int, tuple[Callable[..., Flat], list[bool]]] = {}
+        self.moves = [True] * step.state_size
+
+    def start(self, state: Flat, sides: Flat, shared: Flat) -> None:
+        self.state, self.sides = state, sides
+        self.shared = [*shared, self.step.task.data.x, self.step.task.data.y]
+
+    def rows(self, first: int, last: int) -> Flat:
+        return [s[first:last] for s in self.state]
+
+    def advance(self, window: Window, first: int, last: int, prefix: int) -> None:
+        state, sides = (_resize(v, prefix) for v in (self.state, self.sides))
+        run, used = self._program(prefix, window, state, sides)
+        for w in range(first, last):
+            tables = [v[w, :prefix] if u else v for v, u in zip(window, used, strict=True)]
+            state = run(*tables, *state, *sides, *self.shared)
+        self.state, self.sides = list(state), sides
+
+    def _program(self, prefix: int, window: Window, state: Flat, sides: Flat) -> tuple[Callable[..., Flat], list[bool]]:
+        if not self.traced:
+            return self.step, [True] * len(window)
+        if prefix not in self.programs:
+            module = trace(self.step, [*(v[0, :prefix] for v in window), *state, *sides, *self.shared])
+            self.moves = [not same for same in passed_through(module)]
+            self.programs[prefix] = module.forward, used_inputs(module)[: len(window)]
+        return self.programs[prefix]
+
+
+def _resize(tensors: Flat, rows: int) -> Flat:
+    """The first rows; where there are fewer, the first one is repeated behind them (nobody reads those)."""
+    if tensors and len(tensors[0]) < rows:
+        return [torch.cat([t, t[:1].expand(rows - len(t), *t.shape[1:])]) for t in tensors]
+    return [t[:rows] for t in tensors]
+
+
+class Captured:
+    """CUDA graphs over static memory: a step costs one launch. One graph per prefix size, all over the same state."""
+
+    def __init__(self, step: StackedStep, capacity: int, window_length: int, pool: Any) -> None:
+        self.step, self.capacity, self.window_length, self.pool = step, capacity, window_length, pool
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.state: Flat = []
+        self.moves = [True] * step.state_size
+
+    def start(self, state: Flat, sides: Flat, shared: Flat) -> None:
+        if not self.state:
+            self.state = [_room(v, self.capacity) for v in state]
+            self.sides = [_room(v, self.capacity) for v in sides]
+            self.shared = [v.clone() for v in shared]
+            self.at = torch.zeros(1, dtype=torch.int64, device=self.step.task.data.device)
+            self.window: Window | None = None
+            self.loaded: Window | None = None
+        for mine, new in zip([*self.state, *self.sides], [*state, *sides], strict=True):
+            mine[: len(new)].copy_(new)
+        for mine, new in zip(self.shared, shared, strict=True):
+            mine.copy_(new)
+
+    def rows(self, first: int, last: int) -> Flat:
+        return [s[first:last].clone() for s in self.state]
+
+    def advance(self, window: Window, first: int, last: int, prefix: int) -> None:
+        self._load(window)
+        if prefix not in self.graphs:
+            self.graphs[prefix] = self._capture(prefix)
+        self.at.fill_(first)
+        for _ in range(first, last):
+            self.graphs[prefix].replay()
+
+    def _load(self, window: Window) -> None:
+        if self.window is None:
+            shapes = [(self.window_length, self.capacity, *v.shape[2:]) for v in window]
+            self.window = Window(*(v.new_zeros(shape) for v, shape in zip(window, shapes, strict=True)))
+        if self.loaded is not window:
+            for mine, new in zip(self.window, window, strict=True):
+                mine[: new.shape[0], : new.shape[1]].copy_(new)
+            self.loaded = window
+
+    def _capture(self, prefix: int) -> torch.cuda.CUDAGraph:
+        assert self.window is not None
+        data = self.step.task.data
+        rest = [*(v[:prefix] for v in self.sides), *self.shared, data.x, data.y]
+        state = [v[:prefix] for v in self.state]
+        program = trace(self.step, [*(v[0, :prefix] for v in self.window), *state, *rest])
+        used = used_inputs(program)
+        self.moves = [not same for same in passed_through(program)]
+
+        def step(tables: Sequence[Tensor]) -> Flat:
+            now = [v.index_select(0, self.at)[0, :prefix] if u else v for v, u in zip(tables, used, strict=False)]
+            return list(program(*now, *state, *rest))
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries set themselves up outside the capture
+                step(self.window)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            for mine, new, moves in zip(state, step(self.window), self.moves, strict=True):
+                if moves:
+                    mine.copy_(new)
+            self.at.add_(1)
+        return graph
+
+
+def _room(like: Tensor, rows: int) -> Tensor:
+    return like.new_zeros((rows, *like.shape[1:]))

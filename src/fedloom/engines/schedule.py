@@ -1,0 +1,171 @@
+"""Which samples every client sees in which step of a phase, worked out for a whole cohort at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.contract import Batch, Draw, Phase
+from fedloom.core.errors import UserError
+from fedloom.core.keys import fold, permutations, root
+from fedloom.core.task import Task
+
+
+class Window(NamedTuple):
+    """Padded batches of some steps (leading axis) for some clients (second axis), as indices into the pool."""
+
+    rows: Tensor
+    mask: Tensor
+    k: Tensor
+    epoch: Tensor
+    last: Tensor
+    key: Tensor
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """In step k, client i visits `count` samples of `order` from `start` on (see `locate`)."""
+
+    steps: np.ndarray  # K_i, batches of this phase per client
+    per_epoch: np.ndarray  # batches per epoch
+    n: np.ndarray  # samples per epoch
+    offset: np.ndarray  # where a client's samples begin in `order`
+    order: Tensor  # rows of the pool in the order of visits: client after client, epoch after epoch
+    noise: Tensor  # key per client for draws inside a step
+    batch: int
+    group: int
+    first_epoch: int  # epochs that ran before this schedule (phases that stop by a condition run epoch by epoch)
+
+    def rows(self, order: np.ndarray) -> Schedule:
+        """The same for the clients in another order."""
+        steps, per_epoch, n, offset = (v[order] for v in (self.steps, self.per_epoch, self.n, self.offset))
+        noise = self.noise[torch.from_numpy(order).to(self.noise.device)]
+        return replace(self, steps=steps, per_epoch=per_epoch, n=n, offset=offset, noise=noise)
+
+    def locate(self, clients: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """start, count, epoch and index within the epoch of step k; arrays broadcast."""
+        per_epoch, n = np.maximum(self.per_epoch[clients], 1), self.n[clients]
+        epoch, j = k // per_epoch, k % per_epoch
+        width = self.batch * self.group
+        count = np.where(k < self.steps[clients], np.clip(n - j * width, 0, width), 0)
+        return self.offset[clients] + epoch * n + j * width, count, epoch, j
+
+    def batch_of(self, task: Task, client: int, k: int) -> Batch:
+        """The batch of one client, without padding."""
+        start, count, epoch, j = (int(v) for v in self.locate(np.asarray(client), np.asarray(k)))
+        device = task.data.device
+        if self.group == 1:
+            rows = self.order[start : start + count]
+            mask = torch.ones(count, dtype=task.dtype, device=device)
+        else:
+            cut = _cut(count, self.batch, self.group)
+            inside = np.arange(self.group)[:, None] * cut + np.arange(cut)
+            rows = self.order[torch.from_numpy(start + np.minimum(inside, count - 1)).to(device)]
+            mask = torch.from_numpy(inside < count).to(device, task.dtype)
+        per_epoch, key = int(self.per_epoch[client]), fold(self.noise[client], epoch + self.first_epoch, j)
+        return Batch(
+            task.data.prepare(task.data.x[rows]),
+            task.data.y[rows],
+            mask,
+            torch.tensor(k + self.first_epoch * per_epoch, device=device),
+            torch.tensor(epoch + self.first_epoch, device=device),
+            torch.tensor(j == per_epoch - 1, device=device),
+            key,
+        )
+
+    def window(self, task: Task, clients: np.ndarray, k: np.ndarray) -> Window:
+        """Batches of steps k for the clients, padded to full size. Rows beyond a client's last step are garbage."""
+        start, count, epoch, j = self.locate(clients[None, :], k[:, None])
+        cut = _cut(count, self.batch, self.group)
+        device = task.data.device
+        # one transfer for the five integer tables
+        table = torch.from_numpy(np.stack([start, count, epoch, j, np.broadcast_to(cut, start.shape)])).to(device)
+        starts, counts, epochs, js, cuts = table.unbind(0)
+        b = torch.arange(self.batch, device=device)
+        if self.group == 1:
+            inside = b.expand(*starts.shape, self.batch)
+            valid = inside < counts[..., None]
+            rows = starts[..., None] + inside
+        else:
+            piece = torch.arange(self.group, device=device)[:, None] * cuts[..., None, None]
+            inside = piece + b
+            valid = (b < cuts[..., None, None]) & (inside < counts[..., None, None])
+            rows = starts[..., None, None] + inside
+        rows = self.order[torch.where(valid, rows, 0)]
+        epochs = epochs + self.first_epoch
+        per_epoch = torch.from_numpy(self.per_epoch[clients]).to(device)
+        steps = torch.from_numpy(k).to(device)[:, None] + self.first_epoch * per_epoch
+        key = fold(self.noise[torch.from_numpy(clients).to(device)], epochs, js)
+        return Window(rows, valid.to(task.dtype), steps, epochs, js == per_epoch - 1, key)
+
+
+def _cut(count: np.ndarray | int, batch: int, group: int) -> np.ndarray:
+    """Width of each of the `group` pieces: the batch size, or an even share of too few samples."""
+    return np.minimum(batch, -(-np.asarray(count) // group))
+
+
+def batches_per_epoch(task: Task, phase: Phase, n: np.ndarray) -> np.ndarray:
+    size = phase.batch or task.batch_size
+    if phase.group > 1:
+        full = n // (size * phase.group)
+        return np.where((full == 0) & phase.halve & (n >= phase.group), 1, full)
+    full = -(-n // size)
+    if phase.train and task.network.buffers:
+        # BatchNorm has no statistics of one sample: such a batch is skipped
+        full = full - ((n % size == 1) | (size == 1))
+        return np.maximum(full, 0)
+    return full
+
+
+def build(
+    task: Task, phase: Phase, seed: int, ids: np.ndarray, t: int, epochs: np.ndarray, first_epoch: int = 0
+) -> Schedule:
+    """The schedule of one phase for the clients `ids`, client j passing `epochs[j]` times over its samples."""
+    device = task.data.device
+    base, starts, n = _selected(task, phase, seed, ids, t)
+    per_epoch = batches_per_epoch(task, phase, n)
+    if phase.steps is None:
+        steps = epochs * per_epoch
+    else:
+        steps = np.where(per_epoch > 0, phase.steps, 0)
+        epochs = -(-steps // np.maximum(per_epoch, 1))
+    client = np.repeat(np.arange(len(ids)), epochs)  # segments: a client's epochs one after another
+    epoch = np.arange(len(client)) - np.repeat(np.cumsum(epochs) - epochs, epochs) + first_epoch
+    sizes = torch.from_numpy(n[client]).to(device)
+    who = torch.from_numpy(ids).to(device)
+    if phase.shuffle:
+        keys = fold(fold(root(seed, "batch"), who, t)[torch.from_numpy(client).to(device)], torch.from_numpy(epoch).to(device))
+        position = permutations(keys, sizes)
+    else:
+        position = torch.arange(int(sizes.sum()), device=device) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+    order = base[torch.repeat_interleave(torch.from_numpy(starts[client]).to(device), sizes) + position]
+    visits = epochs * n
+    return Schedule(
+        steps=steps,
+        per_epoch=per_epoch,
+        n=n,
+        offset=np.cumsum(visits) - visits,
+        order=order if len(order) else torch.zeros(1, dtype=torch.int64, device=device),
+        noise=fold(root(seed, "noise"), who, t),
+        batch=phase.batch or task.batch_size,
+        group=phase.group,
+        first_epoch=first_epoch,
+    )
+
+
+def _selected(task: Task, phase: Phase, seed: int, ids: np.ndarray, t: int) -> tuple[Tensor, np.ndarray, np.ndarray]:
+    """Rows of the pool that the phase passes over: flat rows, where each client's begin, how many it has."""
+    if isinstance(phase.select, str):
+        split = task.data.splits.get(phase.select)
+        if split is None:
+            raise UserError(f"There is no split '{phase.select}'; known: {', '.join(task.data.splits)}.")
+        return split.flat, split.starts[ids], split.sizes[ids]
+    train = task.data.splits["train"]
+    chosen = [np.asarray(phase.select(int(train.sizes[i]), Draw(seed, int(i), t)), dtype=np.int64) for i in ids]
+    sizes = np.array([len(c) for c in chosen], dtype=np.int64)
+    positions = np.concatenate([train.starts[i] + c for i, c in zip(ids, chosen, strict=True)])
+    return train.flat[torch.from_numpy(positions).to(train.flat.device)], np.cumsum(sizes) - sizes, sizes

@@ -1,0 +1,216 @@
+"""A whole cohort in one batched step.
+
+Clients are sorted by their number of steps, and a step runs for the prefix that still has work. Rows of finished
+clients are saved the moment they finish and never read again, so whatever is computed on them afterwards (a prefix is
+rounded up to one of a few sizes) reaches nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.autodiff import vmap
+from fedloom.core.contract import Algorithm, Info, Phase, Slot
+from fedloom.core.network import Params
+from fedloom.core.task import Task
+from fedloom.core.tree import Tree, take, tree_flatten, tree_map, tree_unflatten
+from fedloom.engines import schedule
+from fedloom.engines.cohort import Cohort, Outcome, Scores, global_slot, keep_stats, put_stats
+from fedloom.engines.plan import Plan
+from fedloom.engines.runners import Captured, Functional, Runner, StackedStep
+from fedloom.engines.schedule import Schedule
+
+WINDOW = 1 << 20  # batch positions that are worked out ahead
+EVAL_ROWS = {"cpu": 1 << 12, "cuda": 1 << 15}  # samples per evaluation step over all clients
+Where = tuple[str, int]  # which phase: of training or of adaptation, and its index
+
+
+class Stacked:
+    def __init__(self, alg: Algorithm, task: Task, seed: int, plan: Plan) -> None:
+        self.alg, self.task, self.seed, self.plan = alg, task, seed, plan
+        self.phases = {"train": alg.phases(task), "adapt": alg.adapt(task)}
+        self.runners: dict[Where, Runner] = {}
+        self.pool = torch.cuda.graph_pool_handle() if plan.replay == "captured" else None
+
+    @torch.no_grad()
+    def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
+        return self._in_chunks(cohort, lambda chunk: self._train(chunk, splits))
+
+    @torch.no_grad()
+    def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+        return self._in_chunks(cohort, lambda chunk: self._score_personal(chunk, splits))
+
+    @torch.no_grad()
+    def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+        if not cohort.stats:
+            return {split: self._score_shared(params, cohort, split) for split in splits}
+
+        def predict(stats: Tree, x: Tensor) -> Tensor:
+            return self.task.predict(global_slot(self.alg, self.task, params, stats), x).logits
+
+        return self._in_chunks(cohort, lambda chunk: {s: self._score(chunk.stats, chunk, s, predict) for s in splits})
+
+    def _in_chunks(self, cohort: Cohort, job: Callable[[Cohort], Any]) -> Any:
+        """Equal chunks of at most `plan.chunk` clients, in each the largest first; results in the cohort's order."""
+        sizes = self.task.data.splits["train"].sizes[cohort.ids]
+        pieces = -(-len(cohort) // self.plan.chunk)
+        groups = [g[np.argsort(-sizes[g], kind="stable")] for g in np.array_split(np.arange(len(cohort)), pieces)]
+        done = [job(cohort.rows(group)) for group in groups]
+        back = torch.from_numpy(np.argsort(np.concatenate(groups))).to(self.task.data.device)
+        return tree_map(lambda *rows: torch.cat(rows)[back], *done)
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def _train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
+        work = self.begin(cohort)
+        for index, phase in enumerate(self.phases["train"]):
+            work = self.run_phase(("train", index), phase, work, cohort)
+        own, up = self._each(self.alg.finish, cohort, work, cohort.own, cohort.info)
+        trained = cohort.info._replace(first=torch.zeros_like(cohort.info.first))
+        model = self._each(self.alg.model, cohort, work, trained)
+        return Outcome(own, up, keep_stats(work), {s: self._score(model, cohort, s, self._logits) for s in splits})
+
+    def _score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+        work = self.begin(cohort)
+        for index, phase in enumerate(self.phases["adapt"]):
+            work = self.run_phase(("adapt", index), phase, work, cohort)
+        model = self._each(self.alg.model, cohort, work, cohort.info)
+        return {s: self._score(model, cohort, s, self._logits) for s in splits}
+
+    def begin(self, cohort: Cohort) -> Tree:
+        def one(parts: Tree, own: Tree, stats: Tree, info: Info) -> Tree:
+            return put_stats(self.alg.begin(self.task, {**cohort.shared, **parts}, own, info), stats)
+
+        return _solid(vmap(one)(cohort.parts, cohort.own, cohort.stats, cohort.info))
+
+    def _each(self, f: Callable[..., Any], cohort: Cohort, work: Tree, *rest: Tree) -> Any:
+        """f(task, work, down, *rest) for every client."""
+
+        def one(work: Tree, parts: Tree, *rest: Tree) -> Any:
+            return f(self.task, work, {**cohort.shared, **parts}, *rest)
+
+        return _solid(vmap(one)(work, cohort.parts, *rest))
+
+    def run_phase(self, where: Where, phase: Phase, work: Tree, cohort: Cohort) -> Tree:
+        task = self.task
+        if phase.enter is not None:
+            work = self._each(phase.enter, cohort, work, cohort.info)
+        if isinstance(phase.epochs, int):
+            epochs = np.full(len(cohort), phase.epochs)
+        else:
+            decide = phase.epochs
+            epochs = vmap(lambda work, info: decide(task, work, info))(work, cohort.info).long().cpu().numpy()
+        if phase.until is None:
+            timetable = schedule.build(task, phase, self.seed, cohort.ids, cohort.t, epochs)
+            return self._run(where, phase, work, cohort, timetable)
+        epoch, going = 0, epochs > 0
+        while going.any():
+            some = np.flatnonzero(going)
+            index = torch.from_numpy(some).to(task.data.device)
+            few = cohort.rows(some)
+            timetable = schedule.build(task, phase, self.seed, few.ids, few.t, np.ones_like(some), first_epoch=epoch)
+            rows = self._run(where, phase, take(work, index), few, timetable)
+            work = tree_map(lambda mine, new: mine.index_copy(0, index, new), work, rows)  # noqa: B023
+            epoch += 1
+            going[some[vmap(phase.until)(rows).cpu().numpy()]] = False
+            going &= epochs > epoch
+        return work
+
+    def _run(self, where: Where, phase: Phase, work: Tree, cohort: Cohort, timetable: Schedule) -> Tree:
+        order = np.argsort(-timetable.steps, kind="stable")
+        if not np.array_equal(order, np.arange(len(order))):
+            index = torch.from_numpy(order).to(self.task.data.device)
+            done = self._run(where, phase, take(work, index), cohort.rows(order), timetable.rows(order))
+            return take(done, torch.argsort(index))
+        steps = timetable.steps
+        if not steps[0]:
+            return work
+        state, spec = tree_flatten(work)
+        runner = self._runner(where, phase, work, cohort)
+        runner.start(state, tree_flatten((cohort.parts, cohort.info))[0], tree_flatten(cohort.shared)[0])
+        ragged = steps[-1] != steps[0]
+        result = [v.clone() for v in state] if ragged else []
+        k, window, window_end, window_start = 0, None, 0, 0
+        for stop in np.unique(steps[steps > 0]).tolist():
+            active = int((steps >= stop).sum())
+            prefix = self.plan.prefix(active, len(cohort))
+            while k < stop:
+                if k == window_end:
+                    window_start, window_end = k, min(int(steps[0]), k + self._window_length(timetable.batch * timetable.group))
+                    rows = np.minimum(np.arange(prefix), len(cohort) - 1)
+                    window = timetable.window(self.task, rows, np.arange(window_start, window_end))
+                until = min(stop, window_end)
+                assert window is not None
+                runner.advance(window, k - window_start, until - window_start, prefix)
+                k = until
+            if ragged:
+                left = int((steps > stop).sum())
+                for mine, new, moves in zip(result, runner.rows(left, active), runner.moves, strict=True):
+                    if moves:
+                        mine[left:active] = new
+        return tree_unflatten(result if ragged else runner.rows(0, len(cohort)), spec)
+
+    def _window_length(self, batch: int) -> int:
+        return max(1, WINDOW // (self.plan.chunk * batch))
+
+    def _runner(self, where: Where, phase: Phase, work: Tree, cohort: Cohort) -> Runner:
+        if where not in self.runners:
+            step = StackedStep(self.task, phase, work, cohort.parts, cohort.info, cohort.shared)
+            if self.plan.replay == "captured":
+                length = self._window_length((phase.batch or self.task.batch_size) * phase.group)
+                self.runners[where] = Captured(step, self.plan.chunk, length, self.pool)
+            else:
+                self.runners[where] = Functional(step, traced=self.plan.replay == "traced")
+        return self.runners[where]
+
+    # -- scores -------------------------------------------------------------------------------------------------
+
+    def _logits(self, model: Any, x: Tensor) -> Tensor:
+        return self.alg.logits(self.task, model, x)
+
+    def _score(self, models: Tree, cohort: Cohort, split: str, predict: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        """Scores of stacked models, each on its client's samples."""
+        data = self.task.data
+        lists = data.splits[split]
+        sizes, starts = lists.sizes[cohort.ids], lists.starts[cohort.ids]
+        total = torch.zeros(len(cohort), 3, dtype=self.task.dtype, device=data.device)
+        longest = int(sizes.max(initial=0))
+        width = min(longest, max(8, EVAL_ROWS[data.device.type] // len(cohort)))
+
+        def one(model: Any, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+            return self.task.score(predict(model, x), y, mask).sum(0)
+
+        for low in range(0, longest, max(1, width)):
+            prefix = int(np.flatnonzero(sizes > low)[-1]) + 1
+            at = low + np.arange(width)
+            valid = at < sizes[:prefix, None]
+            rows = lists.flat[torch.from_numpy(np.where(valid, starts[:prefix, None] + at, 0)).to(data.device)]
+            mask = torch.from_numpy(valid).to(data.device, self.task.dtype)
+            total[:prefix] += vmap(one)(take(models, slice(prefix)), data.prepare(data.x[rows]), data.y[rows], mask)
+        return total
+
+    def _score_shared(self, params: Params, cohort: Cohort, split: str) -> Tensor:
+        """Scores of one model on every client's samples: no padding, one pass over all of them."""
+        data, slot = self.task.data, Slot(params, {}, {})
+        lists = data.splits[split]
+        rows = torch.cat([lists[int(i)] for i in cohort.ids])
+        found = []
+        for some in torch.split(rows, EVAL_ROWS[data.device.type] // 4):
+            logits = self.task.predict(slot, data.prepare(data.x[some])).logits
+            everyone = torch.ones(len(some), dtype=self.task.dtype, device=data.device)
+            found.append(self.task.score(logits, data.y[some], everyone))
+        sums = torch.zeros(1, 3, dtype=torch.float64)
+        if found:
+            sums = torch.cat([sums, torch.cumsum(torch.cat(found).double().cpu(), 0)])
+        ends = torch.from_numpy(np.cumsum(lists.sizes[cohort.ids]))
+        return (sums[ends] - sums[ends - torch.from_numpy(lists.sizes[cohort.ids])]).to(data.device, self.task.dtype)
+
+
+def _solid(tree: Tree) -> Tree:
+    """vmap returns values that are the same for all clients without memory of their own."""
+    return tree_map(lambda x: x.contiguous(), tree)

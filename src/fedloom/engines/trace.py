@@ -1,0 +1,129 @@
+"""A stacked step as a flat program: traced once, simplified, replayed without autograd and vmap on the way.
+
+Tracing runs the step on fake tensors and writes down the operations. The replay is bit-equal to the step and takes a
+half to a third of the time on a CPU, where the step is bound by the overhead per operation.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+aten = torch.ops.aten
+_VIEWS = {aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.alias.default, aten.detach.default}
+_CREATES = {aten.arange.default, aten.arange.start, aten.arange.start_step, aten.scalar_tensor.default, aten.full.default}
+
+
+def trace(f: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
+    module = make_fx(f, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    _simplify(module)
+    return module
+
+
+def _simplify(module: GraphModule) -> None:
+    """Drop what changes nothing (views of the same shape, twice transposed, times one), compute constants once and
+    merge equal operations. Values stay the same to the bit."""
+    graph = module.graph
+    seen: dict[Any, Node] = {}
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    pure = not any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in calls)
+    for node in calls:
+        same = _same_as(node)
+        if same is None:
+            key = _identity(node) if pure else None
+            same = seen.setdefault(key, node) if key is not None else node
+        if same is not node:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+        elif pure and node.target in _CREATES:
+            name = f"_constant_{node.name}"
+            module.register_buffer(name, node.target(*node.args, **node.kwargs), persistent=False)
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(fresh := graph.get_attr(name))
+            fresh.meta = node.meta
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _value(node: Any) -> Tensor | None:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value if isinstance(value, Tensor) else None
+
+
+def _same_as(node: Node) -> Node | None:
+    """The earlier node that this one merely repeats, if there is one."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, Node):
+        return None
+    if node.target is aten.mul.Scalar and node.args[1] == 1:
+        return source if _like(node, source) else None
+    if node.target in _VIEWS:
+        return source if _like(node, source) else None
+    if node.target is aten.transpose.int and source.target is aten.transpose.int:
+        rank = len(_value(node).shape)  # type: ignore[union-attr]
+        if {a % rank for a in node.args[1:]} == {a % rank for a in source.args[1:]}:  # type: ignore[operator]
+            return source.args[0]  # type: ignore[return-value]
+    return None
+
+
+def _like(a: Node, b: Node) -> bool:
+    x, y = _value(a), _value(b)
+    return x is not None and y is not None and x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
+
+
+def _identity(node: Node) -> Any:
+    """Equal for operations that give equal results; None for those that make new memory or return several tensors."""
+    if node.target is operator.getitem or not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    if node.target in _CREATES or torch.Tag.nondeterministic_seeded in node.target.tags:
+        return None
+    try:
+        key = (node.target, _frozen(node.args), _frozen(node.kwargs))
+        hash(key)
+        return key
+    except TypeError:
+        return None
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, _frozen(v)) for k, v in value.items())
+    return (type(value).__name__, value)
+
+
+def used_inputs(module: GraphModule) -> list[bool]:
+    return [bool(node.users) for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def passed_through(module: GraphModule) -> list[bool]:
+    """Which outputs are inputs handed on unchanged."""
+    (output,) = [node for node in module.graph.nodes if node.op == "output"]
+    return [isinstance(v, Node) and v.op == "placeholder" for v in output.args[0]]
+
+
+def peak_bytes(module: GraphModule) -> int:
+    """The most memory that intermediate results of the program take at one time."""
+    last_use: dict[Node, int] = {}
+    nodes = list(module.graph.nodes)
+    for at, node in enumerate(nodes):
+        for source in node.all_input_nodes:
+            last_use[source] = at
+    live = peak = 0
+    ends: dict[int, int] = {}
+    for at, node in enumerate(nodes):
+        if node.op == "call_function" and node.target not in _VIEWS and (value := _value(node)) is not None:
+            size = value.numel() * value.element_size()
+            live += size
+            ends[last_use.get(node, at)] = ends.get(last_use.get(node, at), 0) + size
+        peak = max(peak, live)
+        live -= ends.get(at, 0)
+    return peak

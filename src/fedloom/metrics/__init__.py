@@ -1,0 +1,1 @@
+"""What the scores of many clients say together."""
