@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedloom.core.errors import UserError, unknown
 from fedloom.core.keys import fold, uniform
@@ -138,8 +137,8 @@ class Network:
         self.buffers: Params = {
             f"{name}.{buffer}": value.to(sample) for name, m in norms.items() for buffer, value in m.named_buffers()
         }
-        self._body, self._head = (part.to(sample) for part in _split(module, head))
-        self._prefix = f"{head}."
+        body, last = (part.to(sample) for part in _split(module, head))
+        self._body, self._head = _Part(body, ""), _Part(last, f"{head}.")
         with torch.no_grad():
             features = self.apply(self.init(0), self.buffers, sample[:1], train=False).features
         self.feature_dim: int = features.shape[-1]
@@ -165,23 +164,46 @@ class Network:
         key: Tensor | None = None,
     ) -> Output:
         with _forward(_Pass(train, mask, key)) as now:
-            features = self._call(self._body, {k: params[k] for k in self.body}, buffers, x)
-            logits = self._call(self._head, {k: params[k] for k in self.head}, buffers, features)
+            features = self._body(params, buffers, x)
+            logits = self._head(params, buffers, features)
         return Output(logits, features, {**buffers, **now.updates})
 
     def apply_head(self, params: Params, buffers: Params, features: Tensor) -> Tensor:
         """The head alone, in evaluation mode, for methods that transform the features first."""
         with _forward(_Pass(train=False)):
-            return self._call(self._head, {k: params[k] for k in self.head}, buffers, features)
+            return self._head(params, buffers, features)
 
-    def _call(self, part: nn.Module, params: Params, buffers: Params, x: Tensor) -> Tensor:
-        in_head = part is self._head
-        for name, value in buffers.items():
-            if name.startswith(self._prefix) == in_head:
-                params[name] = value
-        if in_head:
-            params = {name.removeprefix(self._prefix): value for name, value in params.items()}
-        return functional_call(part, params, (x,)) if params else part(x)
+
+class _Part:
+    """A module that is called with given parameters and buffers.
+
+    They are put into the module's own dictionaries for the time of the call, as `torch.func.functional_call` does, whose
+    general search for names costs more than a small layer.
+    """
+
+    def __init__(self, module: nn.Module, prefix: str) -> None:
+        self.module = module
+        names = {id(p): f"{prefix}{name}" for name, p in module.named_parameters()}  # one name for tied parameters
+        self.params: list[tuple[dict[str, Tensor | None], str, str]] = []
+        self.buffers: list[tuple[dict[str, Tensor | None], str, str]] = []
+        for path, m in module.named_modules():
+            for key, p in m._parameters.items():
+                if p is not None:
+                    self.params.append((m._parameters, key, names[id(p)]))  # type: ignore[arg-type]
+            if isinstance(m, MaskedBatchNorm):
+                self.buffers += [(m._buffers, key, f"{prefix}{path}.{key}") for key in m._buffers]
+
+    def __call__(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
+        places = [(where, key, params[name]) for where, key, name in self.params]
+        places += [(where, key, buffers[name]) for where, key, name in self.buffers]
+        kept = [where[key] for where, key, _ in places]
+        try:
+            for where, key, value in places:
+                where[key] = value
+            return self.module(x)
+        finally:
+            for (where, key, _), value in zip(places, kept, strict=True):
+                where[key] = value
 
 
 def _split(module: nn.Module, head: str) -> tuple[nn.Module, nn.Module]:

@@ -105,14 +105,17 @@ class Task:
         eta = self.lr if lr is None else lr
         if self.clip is not None:
             gradient = clip_norm(gradient, self.clip)
+        params, momentum = slot.params, slot.momentum
         if self.weight_decay:
-            gradient = tree.axpy(self.weight_decay, {k: slot.params[k] for k in gradient}, gradient)
-        momentum = slot.momentum
+            gradient = {k: torch.add(g, params[k], alpha=self.weight_decay) for k, g in gradient.items()}
         if self.momentum:
-            gradient = {k: self.momentum * momentum[k] + g for k, g in gradient.items()}
+            gradient = {k: torch.add(g, momentum[k], alpha=self.momentum) for k, g in gradient.items()}
             momentum = {**momentum, **gradient}
-        moved = tree.axpy(-eta, gradient, {k: slot.params[k] for k in gradient})
-        return Slot({**slot.params, **moved}, slot.buffers, momentum)
+        if isinstance(eta, Tensor):
+            moved = {k: params[k] - eta * g for k, g in gradient.items()}
+        else:
+            moved = {k: torch.sub(params[k], g, alpha=eta) for k, g in gradient.items()}
+        return Slot({**params, **moved}, slot.buffers, momentum)
 
     # -- scores -------------------------------------------------------------------------------------------------
 

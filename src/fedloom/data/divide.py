@@ -33,25 +33,25 @@ def divide(
     if min(split) < 0 or split[0] <= 0 or split[2] <= 0 or abs(sum(split) - 1) > 1e-6:
         raise UserError(f"split must be shares for train/validation/test that add up to 1, not {'/'.join(f'{s:g}' for s in split)}.")
     draw = rng("partition", seed)
-    rows, server = np.arange(len(pool.y)), pool.server
-    test_lists: Lists | None = None
-    if isinstance(partition, Natural):
-        if pool.natural is None:
-            partition.assign(pool.y, pool.classes, clients, draw)  # says why not
-        lists = [np.asarray(r) for r in pool.natural or ()]
-    else:
-        if pool.official_test is None and source != "merged":
+    none = np.zeros(0, dtype=np.int64)
+    rows, server = np.arange(len(pool.y)), none if pool.server is None else pool.server
+    rows = np.setdiff1d(rows, server)
+    if source != "merged":
+        if pool.official_test is None:
             raise UserError(f"This data set has no official test set, so pool={source} is impossible; use pool=merged.")
-        if source != "merged":
-            rows = np.setdiff1d(rows, pool.official_test)
-        if pool.server is not None:
-            rows = np.setdiff1d(rows, pool.server)
-        if source == "train":
-            server = pool.official_test
-        if server_share:
-            rows = draw.permutation(rows)
-            take = round(server_share * len(rows))
-            server, rows = rows[:take], np.sort(rows[take:])
+        rows = np.setdiff1d(rows, pool.official_test)
+        server = np.union1d(server, pool.official_test) if source == "train" else server
+    if server_share:
+        rows = draw.permutation(rows)
+        take = round(server_share * len(rows))
+        server, rows = np.union1d(server, rows[:take]), np.sort(rows[take:])
+    test_lists: Lists | None = None
+    natural = isinstance(partition, Natural) and source != "separate"
+    if natural and pool.natural is not None:
+        divided = np.zeros(len(pool.y), dtype=bool)
+        divided[rows] = True
+        lists = [r[divided[r]] for r in pool.natural]
+    else:
         if clients > len(rows):
             raise UserError(f"{clients} clients are more than the {len(rows)} samples; use fewer clients.")
         if source == "separate":
@@ -60,11 +60,11 @@ def divide(
             lists, test_lists = [rows[r] for r in mine], [pool.official_test[r] for r in tests]
         else:
             lists = [rows[r] for r in partition.assign(pool.y[rows], pool.classes, clients, draw)]
-    return _federation(pool, lists, test_lists, server, split, seed)
+    return _federation(pool, lists, test_lists, server, split, seed, ordered=pool.ordered and natural)
 
 
 def _federation(
-    pool: Pool, lists: Lists, tests: Lists | None, server: np.ndarray | None, split: Shares, seed: int
+    pool: Pool, lists: Lists, tests: Lists | None, server: np.ndarray, split: Shares, seed: int, ordered: bool
 ) -> Federation:
     parts: dict[str, Lists] = {"train": [], "val": [], "test": []}
     dropped = 0
@@ -72,13 +72,13 @@ def _federation(
         if len(rows) < 2 or (tests is not None and not len(tests[i])):
             dropped += 1  # nothing to train on, or nothing to test on
             continue
-        if not pool.ordered:
+        if not ordered:
             rows = rng("partition", seed, stream("split"), i).permutation(rows)
         if tests is None:
             train, val, test = split_sizes(len(rows), split)
             pieces = (rows[:train], rows[train : train + val], rows[train + val :])
         else:
-            val = min(int(split[1] * len(rows)), len(rows) - 1)
+            val = min(int(split[1] * len(rows) + 1e-9), len(rows) - 1)
             pieces = (rows[val:], rows[:val], tests[i])
         for name, piece in zip(parts, pieces, strict=True):
             parts[name].append(piece)
@@ -90,7 +90,7 @@ def _federation(
         y=torch.from_numpy(np.ascontiguousarray(pool.y)),
         classes=pool.classes,
         splits={name: Ragged.of(rows) for name, rows in parts.items()},
-        server=None if server is None or not len(server) else torch.from_numpy(np.sort(server)),
+        server=torch.from_numpy(np.sort(server)) if len(server) else None,
         shift=pool.shift,
         spread=pool.spread,
         notes=notes,

@@ -94,6 +94,8 @@ class KClassEqual(Partition):
         got: list[Lists] = [[] for _ in range(clients)]
         for c, owners in enumerate(holders):
             rows = draw.permutation(np.flatnonzero(labels == c))
+            if len(rows) < len(owners):
+                raise _too_few(c, len(rows), len(owners))
             for i, piece in zip(owners, np.array_split(rows, len(owners)) if owners else [], strict=True):
                 got[i].append(piece)
         return _joined(got)
@@ -131,13 +133,13 @@ class Pathological(Partition):
         got: list[Lists] = [[] for _ in range(clients)]
         for c in range(classes):
             rows = np.flatnonzero(labels == c)
-            chosen = np.flatnonzero(left > 0)[: math.ceil(clients / classes * self.k)]
+            chosen = np.flatnonzero(left > 0)[: -(-clients * self.k // classes)]  # ceil(N/U*k)
             if len(chosen) == 0:
                 break
             even = len(rows) / len(chosen)
-            low, high = int(max(even / 10, least / classes)), int(even)
-            if high <= low:
-                raise UserError(f"Class {c} has {len(rows)} samples, too few for {len(chosen)} clients; use fewer clients.")
+            low, high = math.ceil(max(even / 10, least / classes)), math.ceil(even)  # whole numbers in [max(..), even)
+            if len(rows) == 0 or (len(chosen) > 1 and high <= low):
+                raise _too_few(c, len(rows), len(chosen))
             sizes = draw.integers(low, high, len(chosen) - 1)
             for i, piece in zip(chosen, np.split(rows, np.cumsum(sizes)), strict=True):
                 got[i].append(piece)
@@ -174,6 +176,8 @@ class DirichletClass(Partition):
         for rows in by_class:
             rows = draw.permutation(rows)
             share = draw.dirichlet(np.full(clients, self.beta)) * (held < n / clients)
+            if len(rows) == 0:  # and perhaps everyone is full
+                continue
             if not share.sum() > 0:  # all the mass fell on clients that are full
                 share = (held < n / clients).astype(float)
             cuts = np.floor(np.cumsum(share / share.sum()) * len(rows) + 1e-9).astype(np.int64)
@@ -207,7 +211,7 @@ class DirichletClientLognormal(Partition):
     about = "log-normal sizes, Dirichlet(delta) classes per client (PAGE)"
 
     delta: float = setting(0.3, "concentration of a client's class prior", above=0)
-    sigma: float = setting(0.3, "spread of the logarithm of the sizes", above=0)
+    sigma: float = setting(0.3, "spread of the logarithm of the sizes", above=0, high=10)
 
     def assign(self, labels: np.ndarray, classes: int, clients: int, draw: np.random.Generator) -> Lists:
         n = len(labels)
@@ -277,6 +281,8 @@ class KClassRatio(Partition):
             rows, start = draw.permutation(np.flatnonzero(labels == c)), 0
             for turn, i in enumerate(owners):
                 size = int(ratios[c, slots - 1 - turn] * len(rows))  # the last ratio of the list is used first
+                if size == 0:
+                    raise _too_few(c, len(rows), len(owners))
                 got[i].append(rows[start : start + size])
                 start += size
         return _joined(got)
@@ -285,6 +291,10 @@ class KClassRatio(Partition):
 def _check_k(k: int, classes: int) -> None:
     if k > classes:
         raise UserError(f"k must be at most the number of classes, {classes}, not {k}.")
+
+
+def _too_few(c: int, samples: int, holders: int) -> UserError:
+    return UserError(f"Class {c} has {samples} samples, too few for {holders} clients; use fewer clients.")
 
 
 def _joined(got: list[Lists]) -> Lists:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -133,8 +134,8 @@ def _measure_per_client(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -
             continue
 
         def steps(phase: Phase = phase, timetable: schedule.Schedule = timetable, work: Tree = work) -> None:
-            for k in range(min(5, int(timetable.steps[largest]))):
-                work = phase.step(task, work, timetable.batch_of(task, largest, k), down, info)
+            for batch in itertools.islice(timetable.batches(task, largest), 5):
+                work = phase.step(task, work, batch, down, info)
 
         each = _seconds(steps, task.data.device) / min(5, int(timetable.steps[largest]))
         total += each * int(timetable.steps.sum())

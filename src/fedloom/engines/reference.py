@@ -67,9 +67,9 @@ class PerClient:
             work = phase.enter(self.task, work, down, info)
         epochs = phase.epochs if isinstance(phase.epochs, int) else int(phase.epochs(self.task, work, info))
         for e, chunk in self._chunks(phase, epochs):
-            plan = schedule.build(self.task, phase, self.seed, np.array([i]), t, np.array([chunk]), first_epoch=e)
-            for k in range(int(plan.steps[0])):
-                work = phase.step(self.task, work, plan.batch_of(self.task, 0, k), down, info)
+            timetable = schedule.build(self.task, phase, self.seed, np.array([i]), t, np.array([chunk]), first_epoch=e)
+            for batch in timetable.batches(self.task, 0):
+                work = phase.step(self.task, work, batch, down, info)
             if phase.until is not None and bool(phase.until(work)):
                 break
         return work

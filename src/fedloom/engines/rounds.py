@@ -105,17 +105,19 @@ class Rounds:
         t, ids = self.t, self.sample(self.t)
         turns = [ids[j : j + 1] for j in range(len(ids))] if self.alg.turns else [ids]
         down = up = 0
+        # between evaluations PM_post matters only for clients that may not train again before the next one
+        splits = ("val", "test") if evaluate or len(ids) < self.task.clients else ()
         for turn in turns:
-            d, u = self._train(turn, t)
+            d, u = self._train(turn, t, splits)
             down, up = down + d, up + u
         self.t = t + 1
         seconds = time.perf_counter() - start
         scores, server = self.evaluate() if evaluate else ({}, None)
         return Round(t, ids, scores, server, down, up, seconds)
 
-    def _train(self, ids: np.ndarray, t: int) -> tuple[int, int]:
+    def _train(self, ids: np.ndarray, t: int, splits: tuple[str, ...]) -> tuple[int, int]:
         cohort = self._cohort(ids, t)
-        done = self.executor.train(cohort, ("val", "test"))
+        done = self.executor.train(cohort, splits)
         index = torch.from_numpy(ids).to(self.task.data.device)
         self.store.write(index, {"own": done.own, "stats": done.stats})
         self._remember(ids, done.scores)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from fedloom.core.autodiff import vmap
 from fedloom.core.contract import Batch, Info, Phase
@@ -106,7 +107,7 @@ class Captured:
 
     def __init__(self, step: StackedStep, capacity: int, window_length: int, pool: Any) -> None:
         self.step, self.capacity, self.window_length, self.pool = step, capacity, window_length, pool
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, GraphModule]] = {}  # a graph reads its program's constants
         self.state: Flat = []
         self.moves = [True] * step.state_size
 
@@ -130,9 +131,10 @@ class Captured:
         self._load(window)
         if prefix not in self.graphs:
             self.graphs[prefix] = self._capture(prefix)
+        graph, _ = self.graphs[prefix]
         self.at.fill_(first)
         for _ in range(first, last):
-            self.graphs[prefix].replay()
+            graph.replay()
 
     def _load(self, window: Window) -> None:
         if self.window is None:
@@ -143,7 +145,7 @@ class Captured:
                 mine[: new.shape[0], : new.shape[1]].copy_(new)
             self.loaded = window
 
-    def _capture(self, prefix: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, prefix: int) -> tuple[torch.cuda.CUDAGraph, GraphModule]:
         assert self.window is not None
         data = self.step.task.data
         rest = [*(v[:prefix] for v in self.sides), *self.shared, data.x, data.y]
@@ -168,7 +170,7 @@ class Captured:
                 if moves:
                     mine.copy_(new)
             self.at.add_(1)
-        return graph
+        return graph, program
 
 
 def _room(like: Tensor, rows: int) -> Tensor:

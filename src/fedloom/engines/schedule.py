@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,6 +14,9 @@ from fedloom.core.contract import Batch, Draw, Phase
 from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, permutations, root
 from fedloom.core.task import Task
+
+
+AHEAD = 256  # steps of one client that are worked out at once
 
 
 class Window(NamedTuple):
@@ -54,28 +58,17 @@ class Schedule:
         count = np.where(k < self.steps[clients], np.clip(n - j * width, 0, width), 0)
         return self.offset[clients] + epoch * n + j * width, count, epoch, j
 
-    def batch_of(self, task: Task, client: int, k: int) -> Batch:
-        """The batch of one client, without padding."""
-        start, count, epoch, j = (int(v) for v in self.locate(np.asarray(client), np.asarray(k)))
-        device = task.data.device
-        if self.group == 1:
-            rows = self.order[start : start + count]
-            mask = torch.ones(count, dtype=task.dtype, device=device)
-        else:
-            cut = _cut(count, self.batch, self.group)
-            inside = np.arange(self.group)[:, None] * cut + np.arange(cut)
-            rows = self.order[torch.from_numpy(start + np.minimum(inside, count - 1)).to(device)]
-            mask = torch.from_numpy(inside < count).to(device, task.dtype)
-        per_epoch, key = int(self.per_epoch[client]), fold(self.noise[client], epoch + self.first_epoch, j)
-        return Batch(
-            task.data.prepare(task.data.x[rows]),
-            task.data.y[rows],
-            mask,
-            torch.tensor(k + self.first_epoch * per_epoch, device=device),
-            torch.tensor(epoch + self.first_epoch, device=device),
-            torch.tensor(j == per_epoch - 1, device=device),
-            key,
-        )
+    def batches(self, task: Task, client: int) -> Iterator[Batch]:
+        """The batches of one client in their order, without padding."""
+        for first in range(0, int(self.steps[client]), AHEAD):
+            k = np.arange(first, min(first + AHEAD, int(self.steps[client])))
+            _, count, _, _ = self.locate(np.asarray(client), k)
+            width = _cut(count, self.batch, self.group).tolist()
+            columns = [v[:, 0].unbind() for v in self.window(task, np.array([client]), k)]
+            for step, (rows, mask, *rest) in enumerate(zip(*columns, strict=True)):
+                rows = rows[..., : width[step]]
+                x, y = task.data.prepare(task.data.x[rows]), task.data.y[rows]
+                yield Batch(x, y, mask[..., : width[step]], *rest)
 
     def window(self, task: Task, clients: np.ndarray, k: np.ndarray) -> Window:
         """Batches of steps k for the clients, padded to full size. Rows beyond a client's last step are garbage."""

@@ -1,0 +1,75 @@
+"""What the tests share: small federations with clients of very different sizes."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedloom.core.contract import Algorithm
+from fedloom.core.federation import Federation, Ragged
+from fedloom.core.network import Network
+from fedloom.core.task import Task
+
+
+def make_federation(sizes, classes=4, dim=6, seed=0, held_out=3, server=0, dtype=torch.float64) -> Federation:
+    """Clients with the given numbers of training samples, and a few for validation and test each."""
+    draw = np.random.default_rng(seed)
+    lists = {"train": [], "val": [], "test": []}
+    start = 0
+    for i, n in enumerate(sizes):
+        for split, count in (("train", n), ("val", i % held_out), ("test", 1 + i % held_out)):
+            lists[split].append(np.arange(start, start + count))
+            start += count
+    total = start + server
+    centres = draw.normal(size=(classes, dim))
+    y = draw.integers(0, classes, total)
+    x = centres[y] + 0.7 * draw.normal(size=(total, dim))
+    return Federation(
+        torch.tensor(x, dtype=dtype),
+        torch.tensor(y),
+        classes,
+        {name: Ragged.of(rows) for name, rows in lists.items()},
+        server=torch.arange(start, total) if server else None,
+        dtype=dtype,
+    )
+
+
+class SmallNet(nn.Module):
+    """BatchNorm and dropout on the way to a named head."""
+
+    def __init__(self, dim=6, width=8, classes=4, norm=False, dropout=0.0) -> None:
+        super().__init__()
+        self.first = nn.Linear(dim, width)
+        self.norm = nn.BatchNorm1d(width) if norm else nn.Identity()
+        self.drop = nn.Dropout(dropout)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.head(self.drop(torch.tanh(self.norm(self.first(x)))))
+
+
+def make_task(sizes, *, norm=False, dropout=0.0, federation=None, device="cpu", dtype=torch.float64, **settings) -> Task:
+    data = (federation or make_federation(sizes, **settings.pop("data", {}))).to(torch.device(device), dtype)
+    dim, classes = data.x.shape[1], data.classes
+    network = Network(lambda: SmallNet(dim, 8, classes, norm, dropout), "head", data.x[:2])
+    return Task(data, network, **{"lr": 0.1, "batch_size": 10, "rounds": 3, **settings})
+
+
+RAGGED = (1, 60, 13, 2, 27, 10, 11, 41, 1, 20, 5, 33)  # one to sixty samples, around multiples of the batch size
+
+
+@pytest.fixture
+def ragged_sizes():
+    return RAGGED
+
+
+def methods() -> list[str]:
+    from fedloom.core.contract import ALGORITHMS
+
+    return [name for name in ALGORITHMS.names() if ALGORITHMS[name].__module__.startswith("fedloom.")]
+
+
+def method(name: str, **settings) -> Algorithm:
+    from fedloom.core.contract import ALGORITHMS
+
+    return ALGORITHMS[name](**settings)

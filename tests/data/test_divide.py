@@ -1,0 +1,241 @@
+"""From a pool to a federation: shares of train, validation and test, and what belongs to the server."""
+
+import math
+import zlib
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from sentences import user_error
+
+from fedloom.data.divide import divide, split_sizes
+from fedloom.data.partitions import DirichletClass, Iid, KClassEqual, Natural, Pathological
+from fedloom.data.pool import Pool
+
+
+def make_pool(per_class=50, classes=4, test_per_class=0, **rest):
+    """Labels 0..classes-1 in turn; the official test set, where there is one, comes last."""
+    n, test = per_class * classes, test_per_class * classes
+    y = np.arange(n + test) % classes
+    official = np.arange(n, n + test) if test else None
+    return Pool(np.arange(n + test, dtype=np.float32)[:, None], y, classes, official_test=official, **rest)
+
+
+def natural_pool(sizes, **rest):
+    ends = np.cumsum(sizes)
+    lists = tuple(np.arange(end - n, end) for n, end in zip(sizes, ends, strict=True))
+    return make_pool(per_class=int(ends[-1]), classes=1, natural=lists, **rest)
+
+
+def rows_of(data, *splits):
+    return np.concatenate([data.splits[name].flat.numpy() for name in splits])
+
+
+def sizes_of(data, name):
+    return data.splits[name].sizes.tolist()
+
+
+# -- shares
+
+
+@pytest.mark.parametrize(
+    ("n", "split", "expected"),
+    [
+        (10, (0.7, 0.1, 0.2), (7, 1, 2)),
+        (9, (0.7, 0.1, 0.2), (6, 0, 3)),  # floor(6.3), floor(0.9), the rest
+        (300, (0.7, 0.0, 0.3), (210, 0, 90)),
+        (100, (0.29, 0.57, 0.14), (29, 57, 14)),  # 0.29 * 100 and 0.57 * 100 are below 29 and 57 in floating point
+        (3, (0.1, 0.6, 0.3), (1, 1, 1)),  # floor(0.3) = 0: train gets one
+        (2, (0.1, 0.8, 0.1), (1, 0, 1)),  # train gets one, and validation gives one to test
+        (10, (0.05, 0.94, 0.01), (1, 8, 1)),  # floor(9.4) would leave test nothing
+        (2, (0.9, 0.0, 0.1), (1, 0, 1)),
+    ],
+)
+def test_shares_are_rounded_down_and_train_and_test_get_one_at_least(n, split, expected):
+    assert split_sizes(n, split) == expected
+
+
+@pytest.mark.parametrize("shares", [("0.7", "0.1", "0.2"), ("0.8", "0.1", "0.1"), ("0.75", "0", "0.25"), ("0.7", "0", "0.3")])
+def test_shares_follow_exact_arithmetic_for_every_size(shares):
+    exact = [Fraction(s) for s in shares]
+    for n in range(10, 400):  # from 10 on, every part that has a share has a sample
+        train, val = math.floor(exact[0] * n), math.floor(exact[1] * n)
+        assert split_sizes(n, tuple(float(s) for s in shares)) == (train, val, n - train - val)
+
+
+def test_a_clients_samples_are_shuffled_by_the_split_stream_and_cut_in_order():
+    pool = natural_pool([20, 30])
+    data = divide(pool, Natural(), 2, split=(0.5, 0.2, 0.3), seed=5)
+    for i, rows in enumerate(pool.natural):
+        # rng(name, seed, ids) = default_rng([seed, crc32(name), ids...]), stream (partition, "split", i)
+        draw = np.random.default_rng([5, zlib.crc32(b"partition"), zlib.crc32(b"split"), i])
+        shuffled, n = draw.permutation(rows), len(rows)
+        found = np.concatenate([data.splits[name][i].numpy() for name in ("train", "val", "test")])
+        np.testing.assert_array_equal(found, shuffled)
+        assert [len(data.splits[name][i]) for name in ("train", "val", "test")] == [n // 2, n // 5, n * 3 // 10]
+
+
+def test_no_sample_is_in_two_parts_or_with_two_clients():
+    data = divide(make_pool(per_class=200), DirichletClass(beta=0.5), 10, server_share=0.1)
+    rows = np.concatenate([rows_of(data, "train", "val", "test"), data.server.numpy()])
+    assert len(rows) == len(np.unique(rows)) == 800
+
+
+@pytest.mark.parametrize(
+    "split", [(0.7, 0.1, 0.1), (0.9, 0.1, 0.2), (1.0, 0.0, 0.0), (0.0, 0.5, 0.5), (1.2, -0.4, 0.2), (0.8, 0.2, 0.0)]
+)
+def test_shares_that_make_no_sense_are_refused(split):
+    with user_error("split", "/".join(f"{s:g}" for s in split)):
+        divide(make_pool(), Iid(), 4, split=split)
+
+
+def test_division_is_a_function_of_the_seed():
+    digests = [divide(make_pool(), Iid(), 4, seed=seed).digest() for seed in (1, 1, 2)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+# -- what is divided
+
+
+def test_merged_divides_the_official_test_set_too_and_leaves_the_server_nothing():
+    data = divide(make_pool(test_per_class=10), Iid(), 4, source="merged")
+    assert sorted(rows_of(data, "train", "val", "test")) == list(range(240))
+    assert data.server is None
+
+
+def test_train_divides_the_training_set_and_gives_the_server_the_test_set():
+    data = divide(make_pool(test_per_class=10), Iid(), 4, source="train", split=(0.7, 0, 0.3))
+    assert sorted(rows_of(data, "train", "val", "test")) == list(range(200))
+    assert data.server.tolist() == list(range(200, 240))
+    assert sizes_of(data, "train") == [35] * 4  # floor(0.7 * 50)
+    assert sizes_of(data, "test") == [15] * 4
+
+
+def test_separate_tests_clients_on_official_test_data_of_their_own_classes():
+    pool = make_pool(per_class=100, classes=4, test_per_class=20)
+    data = divide(pool, KClassEqual(k=2), 8, source="separate", split=(0.9, 0.0, 0.1))
+    assert sorted(rows_of(data, "train", "val")) == list(range(400))
+    assert sorted(rows_of(data, "test")) == list(range(400, 480))
+    assert sizes_of(data, "train") == [50] * 8  # two classes, a quarter of 100 samples of each
+    assert sizes_of(data, "test") == [10] * 8
+    for i in range(8):
+        train, test = (set(pool.y[data.splits[name][i].numpy()]) for name in ("train", "test"))
+        assert train == test
+        assert len(train) == 2
+
+
+def test_separate_takes_validation_data_from_the_training_set():
+    # 50 training samples per client, of which floor(0.58 * 50) = 29; the product is below 29 in floating point
+    pool = make_pool(per_class=100, classes=4, test_per_class=20)
+    data = divide(pool, KClassEqual(k=2), 8, source="separate", split=(0.3, 0.58, 0.12))
+    assert sizes_of(data, "val") == [29] * 8
+    assert sizes_of(data, "train") == [21] * 8
+    assert rows_of(data, "val").max() < 400
+
+
+@pytest.mark.parametrize("source", ["train", "separate"])
+@pytest.mark.parametrize("pool", [make_pool(), natural_pool([10, 10])], ids=["labels", "natural"])
+def test_a_pool_without_an_official_test_set_can_only_be_merged(source, pool):
+    with user_error(f"pool={source}", "pool=merged"):
+        divide(pool, Iid() if pool.natural is None else Natural(), 4, source=source)
+
+
+def test_a_partition_that_cannot_divide_separately_says_so():
+    with user_error("pathological", "pool=merged"):
+        divide(make_pool(test_per_class=10), Pathological(), 4, source="separate")
+
+
+def test_more_clients_than_samples_are_refused():
+    with user_error("201 clients", "200 samples"):
+        divide(make_pool(), Iid(), 201)
+
+
+# -- the server's share
+
+
+def test_server_share_goes_to_the_server_first_and_the_rest_to_clients():
+    data = divide(make_pool(), Iid(), 4, server_share=0.1)
+    assert len(data.server) == 20
+    divided = rows_of(data, "train", "val", "test")
+    assert sorted([*divided, *data.server.tolist()]) == list(range(200))
+    assert data.server.tolist() != list(range(20))  # a random share, not the first samples
+
+
+def test_server_share_comes_on_top_of_the_official_test_set():
+    data = divide(make_pool(test_per_class=10), Iid(), 4, source="train", server_share=0.25)
+    assert len(rows_of(data, "train", "val", "test")) == 150
+    assert len(data.server) == 50 + 40
+    assert set(range(200, 240)) <= set(data.server.tolist())
+
+
+def test_server_share_comes_on_top_of_what_the_data_set_gives_the_server():
+    data = divide(make_pool(server=np.arange(180, 200)), Iid(), 4, server_share=0.1)
+    assert len(data.server) == 20 + 18  # a tenth of the 180 others
+    assert set(range(180, 200)) <= set(data.server.tolist())
+    assert len(rows_of(data, "train", "val", "test")) == 162
+
+
+def test_server_share_is_taken_from_natural_clients_too():
+    data = divide(natural_pool([40, 60]), Natural(), 2, server_share=0.2)
+    divided = rows_of(data, "train", "val", "test")
+    assert len(data.server) == 20
+    assert sorted([*divided, *data.server.tolist()]) == list(range(100))
+    assert max(data.splits["train"][0]) < 40 <= min(data.splits["train"][1])
+
+
+def test_a_label_partition_leaves_the_data_sets_server_rows_alone():
+    data = divide(make_pool(server=np.arange(0, 200, 10)), Iid(), 4)
+    assert data.server.tolist() == list(range(0, 200, 10))
+    assert not set(rows_of(data, "train", "val", "test")) & set(range(0, 200, 10))
+
+
+# -- natural clients
+
+
+def test_natural_clients_keep_their_samples_whatever_number_is_asked_for():
+    data = divide(natural_pool([10, 20, 30]), Natural(), 7)
+    assert data.clients == 3
+    for i, (first, end) in enumerate([(0, 10), (10, 30), (30, 60)]):
+        mine = np.concatenate([data.splits[name][i].numpy() for name in ("train", "val", "test")])
+        assert sorted(mine) == list(range(first, end))
+
+
+def test_natural_needs_a_data_set_that_says_whose_samples_are():
+    with user_error("whose", "dirichlet_class"):
+        divide(make_pool(), Natural(), 4)
+
+
+def test_ordered_samples_are_split_in_the_order_in_which_they_are_listed():
+    data = divide(natural_pool([10, 20], ordered=True), Natural(), 2, split=(0.7, 0.1, 0.2))
+    assert data.splits["train"][0].tolist() == list(range(7))
+    assert data.splits["val"][0].tolist() == [7]
+    assert data.splits["test"][0].tolist() == [8, 9]
+    assert data.splits["train"][1].tolist() == list(range(10, 24))
+
+
+def test_a_label_partition_of_ordered_samples_shuffles_before_it_splits():
+    # the lists of a label partition are sorted by class: cut in order, the last class would be all of a client's test
+    pool = make_pool(per_class=100, ordered=True)
+    data = divide(pool, KClassEqual(k=2), 4, split=(0.5, 0.0, 0.5))
+    for i in range(4):
+        train, test = (set(pool.y[data.splits[name][i].numpy()]) for name in ("train", "test"))
+        assert train == test
+
+
+# -- clients that are too small
+
+
+def test_clients_with_fewer_than_two_samples_are_left_out_with_a_note():
+    data = divide(natural_pool([10, 1, 0, 5], notes=("generated",)), Natural(), 4)
+    assert data.clients == 2
+    assert sizes_of(data, "train") == [7, 3]  # floor(0.7 * 10), floor(0.7 * 5)
+    assert data.notes == ("generated", "2 of 4 clients had too few samples and were left out")
+
+
+def test_there_is_no_note_when_nobody_is_left_out():
+    assert divide(natural_pool([10, 2]), Natural(), 2).notes == ()
+
+
+def test_a_federation_without_clients_is_refused():
+    with user_error("no client", "fewer clients"):
+        divide(natural_pool([1, 1, 1]), Natural(), 3)
