@@ -1,45 +1,11 @@
 """The stacked executor gives what the reference gives: for every registered method, and for every feature of the
 contract. Stacking is forced; a method that cannot be stacked fails here."""
 
-import numpy as np
 import pytest
 import torch
-from conftest import RAGGED, make_task, method, methods
+from helpers import RAGGED, assert_same, make_task, method, methods, plan_id
 
-from fedloom.core.tree import tree_flatten
 from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
-
-
-def play(alg, task, plan, rounds=3, seed=7):
-    run = Rounds(alg, task, seed, plan=plan)
-    records = [run.advance() for _ in range(rounds)]
-    return run, records
-
-
-def assert_same(alg, task, plan, tolerance, rounds=3):
-    """State of server and clients, and the scores of all views in all rounds."""
-    expected, expected_records = play(alg, task, Plan("per-client"), rounds)
-    found, found_records = play(alg, task, plan, rounds)
-    for name, a, b in (
-        ("server", expected.server, found.server),
-        ("clients", expected.store.rows, found.store.rows),
-    ):
-        flat_a, spec_a = tree_flatten(a)
-        flat_b, spec_b = tree_flatten(b)
-        assert spec_a == spec_b
-        for x, y in zip(flat_a, flat_b, strict=True):
-            assert torch.isfinite(x).all() and torch.isfinite(y).all(), name
-            torch.testing.assert_close(y, x, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
-    for a, b in zip(expected_records, found_records, strict=True):
-        assert a.scores.keys() == b.scores.keys()
-        for view in a.scores:
-            for split in a.scores[view]:
-                np.testing.assert_allclose(b.scores[view][split], a.scores[view][split], rtol=1e-6, atol=1e-6)
-    return expected
-
 
 PLANS = [
     Plan("stacked", "eager", chunk=len(RAGGED)),
@@ -47,10 +13,6 @@ PLANS = [
     Plan("stacked", "traced", chunk=len(RAGGED)),
     Plan("stacked", "traced", chunk=4),
 ]
-
-
-def plan_id(plan):
-    return f"{plan.replay}-{plan.chunk}"
 
 
 def task_for(name, sizes=RAGGED, **settings):

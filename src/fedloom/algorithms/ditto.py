@@ -13,6 +13,7 @@ from fedloom.core.tree import axpy, mean, sub, where
 @dataclass(frozen=True)
 class Ditto(Algorithm):
     name = "ditto"
+    source = "Li et al., ICML"
     paper = "Ditto: Fair and Robust Federated Learning Through Personalization"
     year = 2021
     shared = "model w"

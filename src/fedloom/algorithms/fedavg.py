@@ -13,6 +13,7 @@ from fedloom.core.tree import mean
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     name = "fedavg"
+    source = "McMahan et al., AISTATS"
     paper = "Communication-Efficient Learning of Deep Networks from Decentralized Data"
     year = 2017
     shared = "model w"

@@ -11,8 +11,9 @@ from fedloom.core.settings import setting
 @dataclass(frozen=True)
 class FedAvgFT(FedAvg):
     name = "fedavg-ft"
-    paper = "control: FedAvg with fine-tuning"
-    year = 2017
+    source = "control"
+    paper = ""
+    year = 0
     pre_is_global = False
 
     ft_epochs: int = setting(5, "epochs of fine-tuning before evaluation", low=0)

@@ -13,6 +13,7 @@ from fedloom.core.tree import mean
 @dataclass(frozen=True)
 class FedPer(Algorithm):
     name = "fedper"
+    source = "Arivazhagan et al."
     paper = "Federated Learning with Personalization Layers"
     year = 2019
     shared = "body phi"

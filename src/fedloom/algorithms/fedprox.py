@@ -13,6 +13,7 @@ from fedloom.core.tree import axpy, sub
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     name = "fedprox"
+    source = "Li et al., MLSys"
     paper = "Federated Optimization in Heterogeneous Networks"
     year = 2020
 

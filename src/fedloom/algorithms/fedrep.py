@@ -15,6 +15,7 @@ from fedloom.core.tree import mean, uniform_mean
 @dataclass(frozen=True)
 class FedRep(FedPer):
     name = "fedrep"
+    source = "Collins et al., ICML"
     paper = "Exploiting Shared Representations for Personalized Federated Learning"
     year = 2021
 

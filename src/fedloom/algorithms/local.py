@@ -8,8 +8,7 @@ from fedloom.core.contract import Algorithm, Phase
 @dataclass(frozen=True)
 class Local(Algorithm):
     name = "local"
-    paper = "baseline"
-    year = 0
+    source = "baseline"
     shared = "nothing"
     private = "model theta_i"
 

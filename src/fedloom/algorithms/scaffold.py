@@ -17,6 +17,7 @@ from fedloom.core.tree import add, axpy, scale, sub, tree_map, uniform_mean, whe
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
     name = "scaffold"
+    source = "Karimireddy et al., ICML"
     paper = "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
     year = 2020
     shared = "model w, control variate c"

@@ -105,7 +105,8 @@ class Algorithm:
     """A method. Subclasses set the class variables, add fields for hyper-parameters and fill in the functions."""
 
     name: ClassVar[str] = ""  # the paper's, in lower case
-    paper: ClassVar[str] = ""
+    source: ClassVar[str] = ""  # authors and venue
+    paper: ClassVar[str] = ""  # title
     year: ClassVar[int] = 0
     shared: ClassVar[str] = ""  # what is sent, in words
     private: ClassVar[str] = ""  # what stays at the client, in words

@@ -67,7 +67,7 @@ class KeyedDropout(nn.Module):
             return x
         now.draws += 1
         kept = uniform(fold(now.key, now.draws), tuple(x.shape), x.dtype) >= self.p
-        return x * kept / (1 - self.p)
+        return x * kept / ((1 - self.p) or 1)  # p = 1 keeps nothing
 
 
 class MaskedBatchNorm(nn.Module):
@@ -89,7 +89,7 @@ class MaskedBatchNorm(nn.Module):
         channel = (1, -1, *[1] * (x.dim() - 2))
         if now.train:
             dims = [0, *range(2, x.dim())]
-            mask = torch.ones_like(x[:, 0]) if now.mask is None else now.mask
+            mask = torch.ones(len(x), dtype=x.dtype, device=x.device) if now.mask is None else now.mask
             weight = mask.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
             count = mask.sum() * (x[0, 0].numel())
             mean = (x * weight).sum(dims) / count
@@ -219,21 +219,41 @@ def _check(module: nn.Module, head: str, sample: Tensor) -> None:
     names = [name for name, _ in module.named_modules() if name]
     if head not in names:
         raise unknown("head module", head, names)
+    sample = sample.cpu()  # where the generator that is watched draws
     whole = copy.deepcopy(module).to(sample)
-    before = torch.random.get_rng_state()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        _check_fit(whole, sample)
+        _check_draws(whole, sample)
+        _check_head(whole, head, sample)
+
+
+def _check_fit(whole: nn.Module, sample: Tensor) -> None:
     try:
-        with torch.no_grad():
-            whole.train()(sample)
+        whole.train()(sample)
     except Exception as error:  # whatever forward raises is about the fit of model and data
-        reason = str(error).splitlines()[0]
-        raise UserError(f"The model does not take samples of shape {tuple(sample.shape[1:])}: {reason}") from error
-    drew = not torch.equal(before, torch.random.get_rng_state())
-    torch.random.set_rng_state(before)
-    if drew and not any(isinstance(m, nn.Dropout) for m in whole.modules()):
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UserError(f"The model does not take samples of shape {tuple(sample.shape[1:])}: {reason}.") from error
+
+
+def _check_draws(whole: nn.Module, sample: Tensor) -> None:
+    keyed, before = copy.deepcopy(whole), torch.random.get_rng_state()
+    _replace_layers(keyed)
+    with _forward(_Pass(train=True)):
+        keyed(sample)
+    if not torch.equal(before, torch.random.get_rng_state()):
         raise UserError("The model draws random numbers in its forward pass; use nn.Dropout, which FedLoom can key.")
-    body, last = _split(copy.deepcopy(whole.eval()), head)
-    with torch.no_grad():
-        same = torch.allclose(last(body(sample)), whole(sample), rtol=1e-4, atol=1e-6)
+
+
+def _check_head(whole: nn.Module, head: str, sample: Tensor) -> None:
+    for p in whole.eval().get_submodule(head).parameters():
+        p.normal_()  # a head that starts at zero would hide what comes after it
+    logits = whole(sample)
+    body, last = _split(copy.deepcopy(whole), head)
+    try:
+        found = last(body(sample))
+        same = found.shape == logits.shape and torch.allclose(found, logits, rtol=1e-4, atol=1e-6)
+    except Exception:  # what comes after the head does not take the features
+        same = False
     if not same:
         raise UserError(
             f"The model does something after its head '{head}' (a log-softmax?); the head must come last and give logits."

@@ -75,7 +75,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if origin is tuple:
         parts = value.replace("/", ",").split(",") if isinstance(value, str) else value
         if not isinstance(parts, list | tuple) or (options[-1] is not Ellipsis and len(parts) != len(options)):
-            raise UserError(f"{name} takes {len(options)} numbers such as 0.7/0.1/0.2, not '{value}'.")
+            count = "numbers" if options[-1] is Ellipsis else f"{len(options)} numbers"
+            raise UserError(f"{name} takes {count} such as 0.7/0.1/0.2, not '{value}'.")
         kinds = [options[0]] * len(parts) if options[-1] is Ellipsis else options
         return tuple(_typed(name, p, kind) for p, kind in zip(parts, kinds, strict=True))
     return _scalar(name, value, hint)
@@ -92,19 +93,19 @@ def _scalar(name: str, value: Any, kind: type) -> Any:
         raise wrong
     if isinstance(value, bool) or value is None:
         raise wrong
-    if kind is int:
+    if kind in (int, float):
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise wrong from None
+        if kind is float:
+            return number
         if not math.isfinite(number) or number != int(number):
             raise wrong
-        return int(value) if isinstance(value, int) else int(number)
-    if kind is float:
         try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise wrong from None
+            return int(value)  # exact, where a float has 53 bits
+        except ValueError:  # such as "1e3"
+            return int(number)
     if kind is str and isinstance(value, str):
         return value
     raise wrong

@@ -33,9 +33,8 @@ def divide(
     if min(split) < 0 or split[0] <= 0 or split[2] <= 0 or abs(sum(split) - 1) > 1e-6:
         raise UserError(f"split must be shares for train/validation/test that add up to 1, not {'/'.join(f'{s:g}' for s in split)}.")
     draw = rng("partition", seed)
-    none = np.zeros(0, dtype=np.int64)
-    rows, server = np.arange(len(pool.y)), none if pool.server is None else pool.server
-    rows = np.setdiff1d(rows, server)
+    server = np.zeros(0, dtype=np.int64) if pool.server is None else pool.server
+    rows = np.setdiff1d(np.arange(len(pool.y)), server)
     if source != "merged":
         if pool.official_test is None:
             raise UserError(f"This data set has no official test set, so pool={source} is impossible; use pool=merged.")

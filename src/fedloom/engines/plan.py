@@ -5,7 +5,6 @@ They are made once, by measuring, and recorded with the run, so that a run can b
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ class Plan:
         if self.replay == "eager":
             return active
         size = self.chunk if self.replay == "captured" else rows
-        while (smaller := math.ceil(size * self.shrink)) >= active and smaller < size:
+        while (smaller := int(size * self.shrink)) >= active:
             size = smaller
         return size
 

@@ -99,10 +99,10 @@ class Rounds:
         return Cohort(ids, t, {**self.constants, **shared}, parts, rows["own"], rows["stats"], info)
 
     @torch.no_grad()
-    def advance(self, evaluate: bool = True) -> Round:
-        """One round of training, then scores of all clients."""
+    def advance(self, evaluate: bool = True, cohort: np.ndarray | None = None) -> Round:
+        """One round of training (of the sampled clients, or of a given cohort), then scores of all clients."""
         start = time.perf_counter()
-        t, ids = self.t, self.sample(self.t)
+        t, ids = self.t, self.sample(self.t) if cohort is None else np.sort(np.asarray(cohort, dtype=np.int64))
         turns = [ids[j : j + 1] for j in range(len(ids))] if self.alg.turns else [ids]
         down = up = 0
         # between evaluations PM_post matters only for clients that may not train again before the next one

@@ -56,10 +56,11 @@ class Stacked:
         return self._in_chunks(cohort, lambda chunk: {s: self._score(chunk.stats, chunk, s, predict) for s in splits})
 
     def _in_chunks(self, cohort: Cohort, job: Callable[[Cohort], Any]) -> Any:
-        """Equal chunks of at most `plan.chunk` clients, in each the largest first; results in the cohort's order."""
+        """Equal chunks of at most `plan.chunk` clients by ascending id, in each the largest first; results in the
+        cohort's order, on which they do not depend."""
         sizes = self.task.data.splits["train"].sizes[cohort.ids]
         pieces = -(-len(cohort) // self.plan.chunk)
-        groups = [g[np.argsort(-sizes[g], kind="stable")] for g in np.array_split(np.arange(len(cohort)), pieces)]
+        groups = [g[np.argsort(-sizes[g], kind="stable")] for g in np.array_split(np.argsort(cohort.ids), pieces)]
         done = [job(cohort.rows(group)) for group in groups]
         back = torch.from_numpy(np.argsort(np.concatenate(groups))).to(self.task.data.device)
         return tree_map(lambda *rows: torch.cat(rows)[back], *done)

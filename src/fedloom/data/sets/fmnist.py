@@ -1,7 +1,9 @@
 """Fashion-MNIST: 28x28 grey pictures of clothes."""
 
 import gzip
+import math
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +33,13 @@ class FashionMnist(Dataset):
                 f"'dataset-fashion-mnist', or give --data-dir a folder with {FILES[0]}.gz and the three files beside it."
             )
         parts = [_read_idx(folder, name) for name in FILES]
+        for images, labels in (parts[:2], parts[2:]):
+            n = len(labels)
+            if images.shape != (n, 28, 28) or labels.shape != (n,) or n == 0 or labels.max() > 9:
+                raise UserError(
+                    f"The files in {folder} are not Fashion-MNIST: {images.shape} images, {labels.shape} labels."
+                )
         x, y = np.concatenate([parts[0], parts[2]]), np.concatenate([parts[1], parts[3]])
-        if x.shape[1:] != (28, 28) or len(x) != len(y) or y.max() > 9:
-            raise UserError(f"The files in {folder} are not Fashion-MNIST: {x.shape} images, {y.shape} labels.")
         test = np.arange(len(parts[0]), len(x))
         return Pool(x[:, None], y.astype(np.int64), classes=10, official_test=test, shift=(0.5,), spread=(0.5,))
 
@@ -48,12 +54,12 @@ def _read_idx(folder: Path, name: str) -> np.ndarray:
     if path is None:
         raise UserError(f"{folder} has no {name} or {name}.gz; Fashion-MNIST has four such files.")
     try:
-        raw = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zero, kind, rank = struct.unpack_from(">HBB", raw)
         shape = struct.unpack_from(f">{rank}I", raw, 4)
         values = np.frombuffer(raw, np.uint8, offset=4 + 4 * rank)
-        if zero != 0 or kind != 8 or len(values) != np.prod(shape):
+        if zero != 0 or kind != 8 or rank == 0 or len(values) != math.prod(shape):
             raise ValueError("sizes do not match")
-    except (OSError, EOFError, ValueError, struct.error) as error:
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise UserError(f"{path} is damaged or not in IDX format ({error}); fetch it again.") from error
     return values.reshape(shape)

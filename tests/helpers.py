@@ -1,14 +1,16 @@
-"""What the tests share: small federations with clients of very different sizes."""
+"""What the tests share: small federations with clients of very different sizes, and the comparison of two runs."""
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
-from fedloom.core.contract import Algorithm
+from fedloom.core.contract import ALGORITHMS, Algorithm
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.network import Network
 from fedloom.core.task import Task
+from fedloom.core.tree import tree_flatten
+from fedloom.engines.plan import Plan
+from fedloom.engines.rounds import Rounds
 
 
 def make_federation(sizes, classes=4, dim=6, seed=0, held_out=3, server=0, dtype=torch.float64) -> Federation:
@@ -58,18 +60,41 @@ def make_task(sizes, *, norm=False, dropout=0.0, federation=None, device="cpu", 
 RAGGED = (1, 60, 13, 2, 27, 10, 11, 41, 1, 20, 5, 33)  # one to sixty samples, around multiples of the batch size
 
 
-@pytest.fixture
-def ragged_sizes():
-    return RAGGED
-
-
 def methods() -> list[str]:
-    from fedloom.core.contract import ALGORITHMS
-
     return [name for name in ALGORITHMS.names() if ALGORITHMS[name].__module__.startswith("fedloom.")]
 
 
 def method(name: str, **settings) -> Algorithm:
-    from fedloom.core.contract import ALGORITHMS
-
     return ALGORITHMS[name](**settings)
+
+
+def play(alg, task, plan, rounds=3, seed=7):
+    run = Rounds(alg, task, seed, plan=plan)
+    records = [run.advance() for _ in range(rounds)]
+    return run, records
+
+
+def assert_same(alg, task, plan, tolerance, rounds=3):
+    """State of server and clients, and the scores of all views in all rounds."""
+    expected, expected_records = play(alg, task, Plan("per-client"), rounds)
+    found, found_records = play(alg, task, plan, rounds)
+    for name, a, b in (
+        ("server", expected.server, found.server),
+        ("clients", expected.store.rows, found.store.rows),
+    ):
+        flat_a, spec_a = tree_flatten(a)
+        flat_b, spec_b = tree_flatten(b)
+        assert spec_a == spec_b
+        for x, y in zip(flat_a, flat_b, strict=True):
+            assert torch.isfinite(x).all() and torch.isfinite(y).all(), name
+            torch.testing.assert_close(y, x, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+    for a, b in zip(expected_records, found_records, strict=True):
+        assert a.scores.keys() == b.scores.keys()
+        for view in a.scores:
+            for split in a.scores[view]:
+                np.testing.assert_allclose(b.scores[view][split], a.scores[view][split], rtol=1e-6, atol=1e-6)
+    return expected
+
+
+def plan_id(plan):
+    return f"{plan.replay}-{plan.chunk}"

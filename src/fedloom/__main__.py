@@ -1,0 +1,3 @@
+from fedloom.cli.main import main
+
+main()

@@ -1,0 +1,53 @@
+"""What `fedloom list` says, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fedloom.core.contract import ALGORITHMS, Algorithm
+from fedloom.core.registry import Registry
+from fedloom.core.settings import fields
+from fedloom.data.partitions import PARTITIONS
+from fedloom.data.pool import DATASETS, Dataset
+from fedloom.models.zoo import MODELS
+
+
+def catalog(kind: str, name: str | None = None) -> list[dict[str, Any]]:
+    """Every thing of a kind, or the one that is named."""
+    registry, describe = KINDS[kind]
+    return [{"name": n, **describe(registry[n])} for n in ([name] if name is not None else registry.names())]
+
+
+def _settings(cls: type) -> dict[str, dict[str, Any]]:
+    return {name: {"default": f.default, "about": f.metadata.get("about", "")} for name, f in fields(cls).items()}
+
+
+def _algorithm(cls: type[Algorithm]) -> dict[str, Any]:
+    return {
+        "source": cls.source,
+        "year": cls.year or None,
+        "shared": cls.shared,
+        "private": cls.private,
+        "personal_model": not cls.pre_is_global,
+        "global_model": cls.global_model is not Algorithm.global_model,
+        "paper": cls.paper,
+        "settings": _settings(cls),
+    }
+
+
+def _dataset(cls: type[Dataset]) -> dict[str, Any]:
+    facts = {"about": cls.about, "size": cls.size, "model": cls.model, "partition": cls.partition}
+    return {**facts, "usual": cls.usual, "settings": _settings(cls)}
+
+
+def _plain(cls: Any) -> dict[str, Any]:
+    return {"about": cls.about, "settings": _settings(cls)}
+
+
+KINDS: dict[str, tuple[Registry[Any], Callable[[Any], dict[str, Any]]]] = {
+    "algorithms": (ALGORITHMS, _algorithm),
+    "datasets": (DATASETS, _dataset),
+    "models": (MODELS, _plain),
+    "partitions": (PARTITIONS, _plain),
+}
