@@ -1,6 +1,6 @@
 """Microseconds per client-step of FedAvg: a plain PyTorch loop, the reference engine, the vectorized engine.
 
-    python benchmarks/engines.py [--clients 20 100] [--models logreg mlp cnn8 cnn4] [--rounds 3] [--device cpu|cuda] [--quick]
+    python benchmarks/engines.py [--clients 20 100] [--models logreg mlp cnn8 cnn4] [--device cuda] [--quick]
 
 All three train the same clients on the same data in memory, in one run, without evaluation; a round ends with the
 average of the models. The plain loop is what one would write by hand: `nn.Module`, `torch.optim.SGD`, a random
@@ -34,7 +34,11 @@ def federation(model: str, clients: int, ragged: bool) -> Federation:
     n = clients * PER_CLIENT
     y = draw.integers(0, 10, n)
     x = draw.normal(size=(n, *SHAPES[model])).astype(np.float32)
-    lists = DirichletClass(beta=0.1).assign(y, 10, clients, rng("partition", 1)) if ragged else np.arange(n).reshape(clients, -1)
+    lists = (
+        DirichletClass(beta=0.1).assign(y, 10, clients, rng("partition", 1))
+        if ragged
+        else np.arange(n).reshape(clients, -1)
+    )
     few = [rows[:1] for rows in lists]
     return Federation(
         torch.from_numpy(x), torch.from_numpy(y), 10,
@@ -76,7 +80,7 @@ def seconds(f, rounds: int, device: torch.device) -> float:
 def measure(model: str, clients: int, ragged: bool, rounds: int, device: torch.device, plan: str) -> None:
     data = federation(model, clients, ragged).to(device, torch.float32)
     build = MODELS[model]().build
-    network = Network(lambda: build(SHAPES[model], 10), "head", data.x[:2])
+    network = Network(lambda: build(SHAPES[model], 10), "head", data.x[:2], data.dtype)
     task = Task(data, network, lr=LR, batch_size=BATCH, rounds=1000)
     steps = int((-(-data.splits["train"].sizes // BATCH)).sum())
     module = build(SHAPES[model], 10).to(device)
@@ -109,7 +113,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.processor() or platform.machine()} CPU"
+    where = (
+        torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.processor() or platform.machine()} CPU"
+    )
     print(f"FedAvg, batch {BATCH}, {PER_CLIENT} samples per client on average, float32; us per client-step")
     print(f"{where}, {args.threads} threads, torch {torch.__version__}, Python {platform.python_version()}\n")
     print("| model | clients | sizes | plain loop | reference | vectorized | reference gain | vectorized gain | plan |")

@@ -50,10 +50,12 @@ class SmallNet(nn.Module):
         return self.head(self.drop(torch.tanh(self.norm(self.first(x)))))
 
 
-def make_task(sizes, *, norm=False, dropout=0.0, federation=None, device="cpu", dtype=torch.float64, **settings) -> Task:
+def make_task(
+    sizes, *, norm=False, dropout=0.0, federation=None, device="cpu", dtype=torch.float64, **settings
+) -> Task:
     data = (federation or make_federation(sizes, **settings.pop("data", {}))).to(torch.device(device), dtype)
     dim, classes = data.x.shape[1], data.classes
-    network = Network(lambda: SmallNet(dim, 8, classes, norm, dropout), "head", data.x[:2])
+    network = Network(lambda: SmallNet(dim, 8, classes, norm, dropout), "head", data.x[:2], dtype)
     return Task(data, network, **{"lr": 0.1, "batch_size": 10, "rounds": 3, **settings})
 
 
@@ -86,7 +88,8 @@ def assert_same(alg, task, plan, tolerance, rounds=3):
         flat_b, spec_b = tree_flatten(b)
         assert spec_a == spec_b
         for x, y in zip(flat_a, flat_b, strict=True):
-            assert torch.isfinite(x).all() and torch.isfinite(y).all(), name
+            assert torch.isfinite(x).all(), name
+            assert torch.isfinite(y).all(), name
             torch.testing.assert_close(y, x, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
     for a, b in zip(expected_records, found_records, strict=True):
         assert a.scores.keys() == b.scores.keys()

@@ -50,6 +50,7 @@ class Settings:
     partition_seed: int = setting(1, "of the partition; the same for all seeds by default", low=0)
     split: tuple[float, float, float] = setting((0.7, 0.1, 0.2), "train/validation/test shares of a client's data")
     pool: Literal["merged", "train", "separate"] = setting("merged", "what is divided among clients")
+    subset: int | None = setting(None, "keep so many clients of the partition, drawn at random", low=1)
     server_share: float = setting(0.0, "share of the samples that goes to the server (D_CS)", low=0, high=0.9)
     eval_every: int = setting(1, "rounds between evaluations", low=1)
     dtype: Literal["float32", "float64"] = setting("float32", "precision")
@@ -100,16 +101,15 @@ def configure(
         "partition": PARTITIONS[partition] if isinstance(partition, str) else partition,
         "model": MODELS[model] if isinstance(model, str) else model,
     }
-    classes = {"run": Settings, **{name: owner for name, owner in owners.items() if isinstance(owner, type)}}
+    classes: dict[str, Any] = {
+        "run": Settings,
+        **{name: owner for name, owner in owners.items() if isinstance(owner, type)},
+    }
     sorted_ = _sort(values, classes)
-    made = {name: build(cls, sorted_[name], _whose(name, cls)) for name, cls in classes.items() if name != "run"}
-    settings = build(Settings, {**usual, **sorted_["run"]}, "a run")
-    chosen = {**owners, **made}
-    return Config(settings, **chosen, head=head, data_dir=None if data_dir is None else Path(data_dir))
-
-
-def _whose(section: str, cls: Any) -> str:
-    return f"{section} '{cls.name}'"
+    settings = build(Settings, {**usual, **sorted_.pop("run")}, "a run")
+    made = {name: build(classes[name], found, f"{name} '{classes[name].name}'") for name, found in sorted_.items()}
+    folder = None if data_dir is None else Path(data_dir)
+    return Config(settings, **{**owners, **made}, head=head, data_dir=folder)
 
 
 def _sort(values: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -118,7 +118,9 @@ def _sort(values: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, di
         section, dot, bare = key.rpartition(".")
         if dot:
             if section not in classes or section == "run":
-                raise UserError(f"'{key}' does not name a section; {nearest(section, [s for s in classes if s != 'run'])}")
+                raise UserError(
+                    f"'{key}' does not name a section; {nearest(section, [s for s in classes if s != 'run'])}"
+                )
             sorted_[section][bare] = value
             continue
         having = [name for name, cls in classes.items() if key in fields(cls)]
@@ -157,7 +159,7 @@ def make_task(config: Config) -> Task:
         pool = config.dataset.load(config.data_dir, s.clients, s.partition_seed)
         data = divide(
             pool, config.partition, s.clients,
-            split=s.split, source=s.pool, server_share=s.server_share, seed=s.partition_seed,
+            split=s.split, source=s.pool, subset=s.subset, server_share=s.server_share, seed=s.partition_seed,
         )  # fmt: skip
     data = data.to(device, dtype)
     for note in data.notes:
@@ -178,9 +180,9 @@ def _network(config: Config, data: Federation) -> Network:
         sample = torch.cat([sample, sample])
     shape, classes = tuple(sample.shape[1:]), data.classes
     if isinstance(config.model, nn.Module):
-        return Network(_again(config.model), config.head, sample)
+        return Network(_again(config.model), config.head, sample, data.dtype)
     model = config.model
-    return Network(lambda: model.build(shape, classes), "head", sample)
+    return Network(lambda: model.build(shape, classes), "head", sample, data.dtype)
 
 
 def _again(module: nn.Module) -> Callable[[], nn.Module]:
@@ -200,6 +202,8 @@ def _again(module: nn.Module) -> Callable[[], nn.Module]:
 def check(alg: Algorithm, task: Task) -> None:
     """Everything about a method and a task that can be wrong and shows before training."""
     n, ratio = task.clients, task.participation
+    if task.network.outputs < task.classes:
+        raise UserError(f"The model has {task.network.outputs} outputs, but the data has {task.classes} classes.")
     if ratio > 1 and ratio != int(ratio):
         raise UserError(f"participation must be a share up to 1 or a whole number of clients, not {ratio:g}.")
     if ratio > n:
@@ -257,7 +261,8 @@ class Result:
         return max(scored, key=lambda row: row[column])
 
     def convergence_round(self, view: str = "pre") -> int:
-        return convergence_round([row[f"{view}_acc_mean"] for row in self.rounds])
+        """The round in which accuracy stopped rising, as far as it was evaluated."""
+        return self.rounds[convergence_round([row[f"{view}_acc_mean"] for row in self.rounds]) - 1]["round"]
 
 
 OnRound = Callable[[int, int, dict[str, Any] | None], None]
@@ -335,13 +340,13 @@ def client_rows(done: Round) -> list[dict[str, Any]]:
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """The resolved configuration in plain values: enough to repeat the run, unless data or model were given as objects."""
+    """The resolved configuration in plain values: enough to repeat the run, unless data or model were objects."""
     described: dict[str, Any] = dataclasses.asdict(config.settings)
     described["split"] = list(config.settings.split)
     for section in SECTIONS:
         thing = getattr(config, section)
-        if dataclasses.is_dataclass(thing) and not isinstance(thing, Federation):
-            described[section] = {"name": thing.name, **dataclasses.asdict(thing)}  # type: ignore[attr-defined, call-overload]
-        else:
+        if isinstance(thing, Federation | nn.Module):
             described[section] = {"name": type(thing).__name__}
+        else:
+            described[section] = {"name": thing.name, **dataclasses.asdict(thing)}
     return described

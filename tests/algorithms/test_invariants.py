@@ -92,7 +92,7 @@ def test_scaffold_keeps_a_control_variate_where_batchnorm_allows_no_step():
 
 def test_a_single_layer_has_nothing_to_share():
     data = make_federation(RAGGED)
-    network = Network(lambda: MODELS["logreg"]().build((6,), 4), "head", data.x[:2])
+    network = Network(lambda: MODELS["logreg"]().build((6,), 4), "head", data.x[:2], data.dtype)
     task = Task(data, network, lr=0.1)
     for name in ("fedper", "fedrep"):
         with pytest.raises(UserError, match="allow_degenerate=true"):
@@ -110,8 +110,10 @@ def test_with_its_defaults_no_method_is_fedavg_or_local(name):
     alg = method(name)
 
     def views(alg):
-        run, records = play(alg, task, rounds=2, evaluate=True)
-        return {view: found["test"] for view, found in records[-1].scores.items()} | {"train": records[-1].scores["pre"]["train"]}
+        _, records = play(alg, task, rounds=2, evaluate=True)
+        return {view: found["test"] for view, found in records[-1].scores.items()} | {
+            "train": records[-1].scores["pre"]["train"]
+        }
 
     mine = views(alg)
     for other in ("fedavg", "local"):
@@ -175,7 +177,7 @@ def test_scores_are_those_of_the_right_model():
         net = SmallNet().double()
         net.load_state_dict(params)
         rows = data.splits["test"][i]
-        return float(F.cross_entropy(net(data.x[rows]), data.y[rows], reduction="sum"))
+        return float(F.cross_entropy(net(data.x[rows]), data.y[rows], reduction="sum").detach())
 
     run, records = play(method("fedper"), task, evaluate=True)
     heads = run.store.rows["own"]["h"]

@@ -248,7 +248,9 @@ def test_a_head_may_lie_deeper_and_have_several_layers():
     class Deep(nn.Module):
         def __init__(self):
             super().__init__()
-            self.trunk = nn.ModuleDict({"body": nn.Linear(6, 5), "top": nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))})
+            self.trunk = nn.ModuleDict(
+                {"body": nn.Linear(6, 5), "top": nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))}
+            )
 
         def forward(self, x):
             return self.trunk["top"](torch.tanh(self.trunk["body"](x)))
@@ -372,7 +374,9 @@ def test_a_model_that_fails_without_a_word_is_refused_too():
         Network(lambda: After(nn.Identity(), Function(fail)), "head", randn(2, 6))
 
 
-@pytest.mark.parametrize(("name", "shape"), [("cnn4", (30,)), ("cnn4", (1, 8, 8)), ("cnn8", (1, 3, 3)), ("cnn8", (28, 28))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("cnn4", (30,)), ("cnn4", (1, 8, 8)), ("cnn8", (1, 3, 3)), ("cnn8", (28, 28))]
+)
 def test_a_picture_model_refuses_samples_that_are_no_pictures_or_too_small(name, shape):
     with user_error(f"'{name}'", str(shape)):
         zoo(name, shape, 10)

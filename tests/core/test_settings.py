@@ -20,7 +20,7 @@ class Example:
     clip: float | None = setting(None, "a number or none", above=0)
     split: tuple[float, float, float] = setting((0.7, 0.1, 0.2), "three numbers", low=0)
     widths: tuple[int, ...] = setting((64,), "some numbers", low=1)
-    free: Any = setting(None, "anything")
+    free: Any = setting(None, "anything")  # noqa: RUF009 - a field, as the others are
     seed: int = setting(0, "a whole number of any size", low=0)
 
 

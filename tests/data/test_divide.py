@@ -55,7 +55,9 @@ def test_shares_are_rounded_down_and_train_and_test_get_one_at_least(n, split, e
     assert split_sizes(n, split) == expected
 
 
-@pytest.mark.parametrize("shares", [("0.7", "0.1", "0.2"), ("0.8", "0.1", "0.1"), ("0.75", "0", "0.25"), ("0.7", "0", "0.3")])
+@pytest.mark.parametrize(
+    "shares", [("0.7", "0.1", "0.2"), ("0.8", "0.1", "0.1"), ("0.75", "0", "0.25"), ("0.7", "0", "0.3")]
+)
 def test_shares_follow_exact_arithmetic_for_every_size(shares):
     exact = [Fraction(s) for s in shares]
     for n in range(10, 400):  # from 10 on, every part that has a share has a sample

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sentences import user_error
 
+from fedloom.core.settings import build
 from fedloom.data.partitions import (
     DirichletClass,
     DirichletClientLognormal,
@@ -355,6 +356,13 @@ def test_lognormal_sizes_have_the_spread_asked_for(sigma):
     lists = DirichletClientLognormal(sigma=sigma).assign(balanced(10, 4000), 10, 200, generator())
     # standard error of a standard deviation from 200 draws: sigma / sqrt(400) = 5 %; bound at four of them
     assert np.log(sizes(lists)).std() == pytest.approx(sigma, rel=0.2)
+
+
+def test_lognormal_spread_that_overflows_is_refused():
+    with user_error("sigma", "at most 10"):
+        build(DirichletClientLognormal, {"sigma": 1000}, "partition")  # exp(1000) is not a number of samples
+    lists = build(DirichletClientLognormal, {"sigma": 10}, "partition").assign(balanced(10, 500), 10, 30, generator())
+    assert_each_used_once(lists, 5000)
 
 
 def test_lognormal_clients_are_less_skewed_for_larger_delta():

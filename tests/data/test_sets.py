@@ -1,6 +1,7 @@
 """The data sets that come with the package or can be made without a download."""
 
 import gzip
+import itertools
 import struct
 
 import numpy as np
@@ -119,13 +120,13 @@ def test_fedprox_variant_labels_every_client_by_a_model_of_its_own():
     clients = [Synthetic(variant="fedprox", alpha=1.0, beta=1.0).client(i, 1) for i in range(5)]
     for x, y, w, c in clients:
         assert np.array_equal(np.argmax(x @ w + c, axis=1), y)
-    for a, b in zip(clients, clients[1:], strict=False):
+    for a, b in itertools.pairwise(clients):
         assert not np.allclose(a.w, b.w)
         assert (np.argmax(a.x @ b.w + b.c, axis=1) == a.y).mean() < 0.9  # the other's labels are not one's own
 
 
 def test_fedprox_variants_alpha_is_the_spread_of_the_models_means():
-    # entries of W_i are N(u_i, 1), u_i ~ N(0, alpha): the mean of 600 of them has standard deviation sqrt(alpha^2 + 1/600)
+    # entries of W_i are N(u_i, 1), u_i ~ N(0, alpha): the mean of 600 has standard deviation sqrt(alpha^2 + 1/600)
     def spread(alpha):
         made = Synthetic(variant="fedprox", alpha=alpha)
         return np.std([made.client(i, 1).w.mean() for i in range(40)])
@@ -211,7 +212,10 @@ def images(*shape):
         ({"train_images": b""}, ["train-images-idx3-ubyte", "damaged"]),
         ({"train_images": b"\0\0\x08\x03\0\0"}, ["train-images-idx3-ubyte", "damaged"]),  # ends within the sizes
         ({"t10k_labels": b"<html>not found</html>"}, ["t10k-labels-idx1-ubyte", "damaged"]),
-        ({"t10k_labels": struct.pack(">HBBI", 0, 13, 1, 1) + bytes(4)}, ["t10k-labels-idx1-ubyte", "damaged"]),  # floats
+        (
+            {"t10k_labels": struct.pack(">HBBI", 0, 13, 1, 1) + bytes(4)},
+            ["t10k-labels-idx1-ubyte", "damaged"],
+        ),  # floats
         ({"train_images": images(3, 32, 32), "t10k_images": images(2, 32, 32)}, ["not Fashion-MNIST"]),
         ({"t10k_images": images(2, 32, 32)}, ["not Fashion-MNIST"]),
         ({"t10k_images": images(2)}, ["not Fashion-MNIST"]),
@@ -235,7 +239,9 @@ def test_fmnist_refuses_files_that_are_missing_or_damaged_or_of_something_else(t
     "spoil",
     [
         lambda raw: raw[: len(raw) // 2],  # a download that broke off
-        lambda raw: raw[:10] + b"\xff" + raw[11:],  # the deflate stream begins with a block of a type that does not exist
+        lambda raw: (
+            raw[:10] + b"\xff" + raw[11:]
+        ),  # the deflate stream begins with a block of a type that does not exist
         lambda raw: raw[:40] + bytes(b ^ 255 for b in raw[40:60]) + raw[60:],  # bits turned in the middle
         lambda raw: raw[:-8] + bytes(8),  # checksum
         lambda raw: b"<html>" + raw,

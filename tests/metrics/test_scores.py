@@ -40,7 +40,16 @@ def test_metric_of_three_clients(metric, value):
 
 def test_these_are_all_metrics():
     assert sorted(summarize(THREE)) == sorted(
-        ["acc_mean", "acc_weighted", "acc_low5", "acc_top5", "acc_worst", "client_acc_std", "client_acc_cv_x1e-2", "loss"]
+        [
+            "acc_mean",
+            "acc_weighted",
+            "acc_low5",
+            "acc_top5",
+            "acc_worst",
+            "client_acc_std",
+            "client_acc_cv_x1e-2",
+            "loss",
+        ]
     )
 
 
@@ -97,7 +106,7 @@ def test_trailing_mean_is_over_ten_rounds_by_default():
 
 
 def test_convergence_is_the_first_round_whose_trailing_mean_is_within_a_tenth_of_a_point_of_the_best():
-    # trailing means: 0, 40, 53.3, 60, 64, ..., the k-th is 80 (k-1)/k up to k = 10: 72; the 0 then leaves: 80 from k = 11
+    # the k-th trailing mean is 80 (k-1)/k up to k = 10, which is 72; then the 0 leaves, and it is 80
     assert convergence_round([0.0] + [80.0] * 15) == 11
     # a peak that fades still counts: trailing means 90, then below 90 - 0.1
     assert convergence_round([90.0] + [80.0] * 15) == 1

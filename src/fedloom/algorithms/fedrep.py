@@ -1,6 +1,7 @@
 """FedRep: FedPer in two phases; first the private head on the frozen body, then the shared body under the frozen head.
 
-Collins, Hassani, Mokhtari, Shakkottai. Exploiting Shared Representations for Personalized Federated Learning. ICML 2021.
+Collins, Hassani, Mokhtari, Shakkottai. Exploiting Shared Representations for Personalized Federated Learning.
+ICML 2021.
 """
 
 from dataclasses import dataclass

@@ -38,7 +38,11 @@ class Scaffold(FedAvg):
 
     def begin(self, task, down, own, info):
         correction = sub(down["c"], own["c"])
-        return {"w": task.slot(down["w"]), "correction": correction, "steps": torch.zeros_like(info.n, dtype=task.dtype)}
+        return {
+            "w": task.slot(down["w"]),
+            "correction": correction,
+            "steps": torch.zeros_like(info.n, dtype=task.dtype),
+        }
 
     def step(self, task, work, batch, down, info):
         g, y = task.grad(work["w"], batch)

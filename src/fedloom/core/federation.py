@@ -23,7 +23,11 @@ class Ragged:
     @staticmethod
     def of(lists: Sequence[np.ndarray]) -> Ragged:
         sizes = np.array([len(rows) for rows in lists], dtype=np.int64)
-        flat = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in lists]) if len(lists) else np.zeros(0, np.int64)
+        flat = (
+            np.concatenate([np.asarray(rows, dtype=np.int64) for rows in lists])
+            if len(lists)
+            else np.zeros(0, np.int64)
+        )
         return Ragged(torch.from_numpy(flat), np.concatenate([[0], np.cumsum(sizes)]))
 
     def __len__(self) -> int:

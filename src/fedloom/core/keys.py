@@ -8,7 +8,7 @@ client or for a thousand at once.
 
 import math
 import zlib
-from typing import TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -46,20 +46,14 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
-@overload
-def fold(key: int, *ids: int) -> int: ...
-@overload
-def fold(key: Tensor, *ids: int | Tensor) -> Tensor: ...
-@overload
-def fold(key: int, *ids: int | Tensor) -> int | Tensor: ...
-def fold(key: int | Tensor, *ids: int | Tensor) -> int | Tensor:
+def fold(key: Any, *ids: int | Tensor) -> Any:
     """A new key from a key and ids; tensors broadcast, and integers give the same value as tensors do."""
     for i in ids:
         if isinstance(key, int) and isinstance(i, int):
             key = _signed(_mix_int((key ^ _mix_int((i + _GOLDEN) & _WORD)) & _WORD))
         else:
             inner = _signed(_mix_int((i + _GOLDEN) & _WORD)) if isinstance(i, int) else _mix(i + _signed(_GOLDEN))
-            key = _mix(key ^ inner)  # type: ignore[arg-type]  # one of the two is a tensor here
+            key = _mix(key ^ inner)
     return key
 
 

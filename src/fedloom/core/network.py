@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ class MaskedBatchNorm(nn.Module):
 
     def __init__(self, like: nn.modules.batchnorm._BatchNorm, name: str) -> None:
         super().__init__()
-        self.name, self.eps, self.momentum = name, like.eps, 0.1 if like.momentum is None else like.momentum
+        self.name, self.eps, self.momentum = name, like.eps, like.momentum or 0.0
         self.weight, self.bias = like.weight, like.bias
         shape = like.num_features
         self.register_buffer("running_mean", torch.zeros(shape))
@@ -110,8 +110,8 @@ def _replace_layers(module: nn.Module, prefix: str = "") -> None:
     for name, child in list(module.named_children()):
         path = f"{prefix}{name}"
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            if not child.track_running_stats:
-                raise UserError(f"BatchNorm '{path}' keeps no running statistics; set track_running_stats=True.")
+            if not child.track_running_stats or child.momentum is None:
+                raise UserError(f"BatchNorm '{path}' must have track_running_stats=True and a number as momentum.")
             setattr(module, name, MaskedBatchNorm(child, path))
         elif isinstance(child, nn.modules.dropout._DropoutNd):
             if not isinstance(child, nn.Dropout):
@@ -124,24 +124,28 @@ def _replace_layers(module: nn.Module, prefix: str = "") -> None:
 class Network:
     """Pure functions for one architecture. `make` builds the module anew, so that every seed has its initial values."""
 
-    def __init__(self, make: Callable[[], nn.Module], head: str, sample: Tensor) -> None:
-        self._make, self._sample = make, sample
-        self._initial: dict[int, Params] = {}
+    def __init__(
+        self, make: Callable[[], nn.Module], head: str, sample: Tensor, dtype: torch.dtype | None = None
+    ) -> None:
+        """`sample` is a small batch as the model gets it, on the device where it will run; `dtype` is for inputs that
+        are no floats."""
+        dtype = dtype or sample.dtype
+        self._make, self._initial = make, dict[int, Params]()
+        self._device, self._dtype = sample.device, dtype
         module = make()
-        _check(module, head, sample)
-        names = [name for name, _ in module.named_parameters()]
-        self.head = tuple(name for name in names if name.startswith(f"{head}."))
-        self.body = tuple(name for name in names if not name.startswith(f"{head}."))
+        _check(module, head, sample, dtype)
+        names = {id(p): name for name, p in module.named_parameters()}  # one name for parameters that are tied
+        self.head = tuple(name for name in names.values() if name.startswith(f"{head}."))
+        self.body = tuple(name for name in names.values() if not name.startswith(f"{head}."))
         _replace_layers(module)
+        module.to(self._device, dtype)
         norms = {name: m for name, m in module.named_modules() if isinstance(m, MaskedBatchNorm)}
-        self.buffers: Params = {
-            f"{name}.{buffer}": value.to(sample) for name, m in norms.items() for buffer, value in m.named_buffers()
-        }
-        body, last = (part.to(sample) for part in _split(module, head))
-        self._body, self._head = _Part(body, ""), _Part(last, f"{head}.")
+        self.buffers: Params = {f"{n}.{key}": value for n, m in norms.items() for key, value in m.named_buffers()}
+        self._body, self._head = (_Part(part, names) for part in _split(module, head))
         with torch.no_grad():
-            features = self.apply(self.init(0), self.buffers, sample[:1], train=False).features
-        self.feature_dim: int = features.shape[-1]
+            out = self.apply(self.init(0), self.buffers, sample[:1], train=False)
+        self.feature_dim: int = out.features.shape[-1]
+        self.outputs: int = out.logits.shape[-1]
 
     def init(self, seed: int) -> Params:
         """Initial parameters: the module's own initialisation under a seed of its own, drawn on the CPU. They are kept,
@@ -150,7 +154,7 @@ class Network:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed & ((1 << 63) - 1))
                 module = self._make()
-            self._initial[seed] = {k: p.detach().to(self._sample) for k, p in module.named_parameters()}
+            self._initial[seed] = {k: p.detach().to(self._device, self._dtype) for k, p in module.named_parameters()}
         return dict(self._initial[seed])
 
     def apply(
@@ -177,21 +181,20 @@ class Network:
 class _Part:
     """A module that is called with given parameters and buffers.
 
-    They are put into the module's own dictionaries for the time of the call, as `torch.func.functional_call` does, whose
-    general search for names costs more than a small layer.
+    They are put into the module's own dictionaries for the time of the call, as `torch.func.functional_call` does,
+    whose general search for names costs more than a small layer.
     """
 
-    def __init__(self, module: nn.Module, prefix: str) -> None:
+    def __init__(self, module: nn.Module, names: dict[int, str]) -> None:
         self.module = module
-        names = {id(p): f"{prefix}{name}" for name, p in module.named_parameters()}  # one name for tied parameters
-        self.params: list[tuple[dict[str, Tensor | None], str, str]] = []
-        self.buffers: list[tuple[dict[str, Tensor | None], str, str]] = []
-        for path, m in module.named_modules():
+        self.params: list[tuple[dict[str, Any], str, str]] = []
+        self.buffers: list[tuple[dict[str, Any], str, str]] = []
+        for m in module.modules():
             for key, p in m._parameters.items():
                 if p is not None:
-                    self.params.append((m._parameters, key, names[id(p)]))  # type: ignore[arg-type]
+                    self.params.append((m._parameters, key, names[id(p)]))
             if isinstance(m, MaskedBatchNorm):
-                self.buffers += [(m._buffers, key, f"{prefix}{path}.{key}") for key in m._buffers]
+                self.buffers += [(m._buffers, key, f"{m.name}.{key}") for key in m._buffers]
 
     def __call__(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
         places = [(where, key, params[name]) for where, key, name in self.params]
@@ -214,13 +217,13 @@ def _split(module: nn.Module, head: str) -> tuple[nn.Module, nn.Module]:
     return module, cut
 
 
-def _check(module: nn.Module, head: str, sample: Tensor) -> None:
+def _check(module: nn.Module, head: str, sample: Tensor, dtype: torch.dtype) -> None:
     """The head exists, the model takes the data, nothing is random but nn.Dropout, and the head comes last."""
     names = [name for name, _ in module.named_modules() if name]
     if head not in names:
         raise unknown("head module", head, names)
     sample = sample.cpu()  # where the generator that is watched draws
-    whole = copy.deepcopy(module).to(sample)
+    whole = copy.deepcopy(module).to("cpu", dtype)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         _check_fit(whole, sample)
         _check_draws(whole, sample)
@@ -255,6 +258,4 @@ def _check_head(whole: nn.Module, head: str, sample: Tensor) -> None:
     except Exception:  # what comes after the head does not take the features
         same = False
     if not same:
-        raise UserError(
-            f"The model does something after its head '{head}' (a log-softmax?); the head must come last and give logits."
-        )
+        raise UserError(f"The model does something after its head '{head}' (a log-softmax?); the head must come last.")

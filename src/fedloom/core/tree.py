@@ -79,4 +79,3 @@ def take(stacked: Tree, index: Any) -> Tree:
 
 def size_bytes(tree: Tree) -> int:
     return sum(x.numel() * x.element_size() for x in leaves(tree))
-

@@ -21,6 +21,7 @@ def divide(
     *,
     split: Shares = (0.7, 0.1, 0.2),
     source: str = "merged",
+    subset: int | None = None,
     server_share: float = 0.0,
     seed: int = 1,
 ) -> Federation:
@@ -28,10 +29,12 @@ def divide(
 
     `source` says what is divided: `merged` all samples; `train` the official training set, the official test set going
     to the server; `separate` both, each client getting the same classes of both and being tested on official test data.
-    `server_share` of what is divided goes to the server first.
+    `server_share` of what is divided goes to the server first; `subset` keeps so many of the clients.
     """
     if min(split) < 0 or split[0] <= 0 or split[2] <= 0 or abs(sum(split) - 1) > 1e-6:
-        raise UserError(f"split must be shares for train/validation/test that add up to 1, not {'/'.join(f'{s:g}' for s in split)}.")
+        raise UserError(
+            f"split must be shares for train/validation/test that add up to 1, not {'/'.join(f'{s:g}' for s in split)}."
+        )
     draw = rng("partition", seed)
     server = np.zeros(0, dtype=np.int64) if pool.server is None else pool.server
     rows = np.setdiff1d(np.arange(len(pool.y)), server)
@@ -59,6 +62,12 @@ def divide(
             lists, test_lists = [rows[r] for r in mine], [pool.official_test[r] for r in tests]
         else:
             lists = [rows[r] for r in partition.assign(pool.y[rows], pool.classes, clients, draw)]
+    if subset is not None:
+        if subset > len(lists):
+            raise UserError(f"subset={subset} is more than the {len(lists)} clients of the partition.")
+        kept = np.sort(rng("partition", seed, subset).choice(len(lists), subset, replace=False))
+        lists = [lists[i] for i in kept]
+        test_lists = None if test_lists is None else [test_lists[i] for i in kept]
     return _federation(pool, lists, test_lists, server, split, seed, ordered=pool.ordered and natural)
 
 
@@ -74,7 +83,7 @@ def _federation(
         if not ordered:
             rows = rng("partition", seed, stream("split"), i).permutation(rows)
         if tests is None:
-            train, val, test = split_sizes(len(rows), split)
+            train, val, _ = split_sizes(len(rows), split)
             pieces = (rows[:train], rows[train : train + val], rows[train + val :])
         else:
             val = min(int(split[1] * len(rows) + 1e-9), len(rows) - 1)
@@ -83,7 +92,9 @@ def _federation(
             parts[name].append(piece)
     if not parts["train"]:
         raise UserError("The partition leaves no client with enough samples; use fewer clients.")
-    notes = pool.notes + ((f"{dropped} of {len(lists)} clients had too few samples and were left out",) if dropped else ())
+    notes = pool.notes + (
+        (f"{dropped} of {len(lists)} clients had too few samples and were left out",) if dropped else ()
+    )
     return Federation(
         x=torch.from_numpy(np.ascontiguousarray(pool.x)),
         y=torch.from_numpy(np.ascontiguousarray(pool.y)),

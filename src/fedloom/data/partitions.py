@@ -88,7 +88,9 @@ class KClassEqual(Partition):
             free, holders = slots.copy(), [[] for _ in range(classes)]  # type: ignore[var-annotated]
             if all(_take_classes(self.k, free, holders, i, draw) for i in range(clients)):
                 return holders
-        raise UserError(f"{clients} clients cannot each get {self.k} different classes of {classes}; change k or clients.")
+        raise UserError(
+            f"{clients} clients cannot each get {self.k} different classes of {classes}; change k or clients."
+        )
 
     def _deal(self, labels: np.ndarray, holders: list[list[int]], clients: int, draw: np.random.Generator) -> Lists:
         got: list[Lists] = [[] for _ in range(clients)]
@@ -275,7 +277,9 @@ class KClassRatio(Partition):
             if all(_take_classes(self.k, free, holders, i, draw) for i in range(clients)):
                 break
         else:
-            raise UserError(f"{clients} clients cannot each get {self.k} different classes of {classes}; change k or clients.")
+            raise UserError(
+                f"{clients} clients cannot each get {self.k} different classes of {classes}; change k or clients."
+            )
         got: list[Lists] = [[] for _ in range(clients)]
         for c, owners in enumerate(holders):
             rows, start = draw.permutation(np.flatnonzero(labels == c)), 0

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.contract import Algorithm, Batch, Phase
 from fedloom.core.task import Task
-from fedloom.core.tree import Tree, size_bytes, take, tree_flatten
+from fedloom.core.tree import Tree, size_bytes, tree_flatten
 from fedloom.engines import schedule
 from fedloom.engines.cohort import Cohort
 from fedloom.engines.plan import Plan, Replay
 from fedloom.engines.reference import PerClient
-from fedloom.engines.runners import StackedStep
+from fedloom.engines.runners import Runner, StackedStep, flat_rest
 from fedloom.engines.stacked import Stacked
 from fedloom.engines.trace import peak_bytes, trace
 
@@ -66,25 +66,22 @@ class Option:
     once: float  # expected for getting ready
 
 
+@torch.no_grad()
 def _chunk(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -> int:
-    """Clients that fit memory together, from the live memory of a traced step for two clients."""
+    """Clients that fit memory together, from the live memory of traced steps for two clients."""
     few = cohort.rows(np.arange(min(2, len(cohort))))
     stacked = Stacked(alg, task, seed, Plan("stacked", "eager", len(few)))
-    with torch.no_grad():
-        work = stacked.begin(few)
-        need = STATE_COPIES * (size_bytes(work) + size_bytes(few.own))
-        most = 0
-        for phase in stacked.phases["train"]:
-            if phase.enter is not None:
-                work = stacked._each(phase.enter, few, work, few.info)
-            step = StackedStep(task, phase, work, few.parts, few.info, few.shared)
-            timetable = schedule.build(task, phase, seed, few.ids, few.t, np.ones(len(few), dtype=np.int64))
-            window = timetable.window(task, np.arange(len(few)), np.arange(1))
-            inputs = [tree_flatten(v)[0] for v in (work, (few.parts, few.info), few.shared)]
-            flat = [*(v[0] for v in window), *inputs[0], *inputs[1], *inputs[2], task.data.x, task.data.y]
-            most = max(most, peak_bytes(trace(step, flat)))
-    per_client = (need + most) / len(few)
-    fit = max(1, int(MEMORY_SHARE * free_memory(task.data.device) / per_client))
+    work = stacked.begin(few)
+    state = STATE_COPIES * (size_bytes(work) + size_bytes(few.own))
+    most = 0
+    for phase in stacked.phases["train"]:
+        work = stacked.enter(phase, work, few)
+        timetable = schedule.build(task, phase, seed, few.ids, few.t, np.ones(len(few), dtype=np.int64))
+        tables = timetable.window(task, np.arange(len(few)), np.arange(1))
+        sides, shared = flat_rest(few)
+        inputs = [*(v[0] for v in tables), *tree_flatten(work)[0], *sides, *shared, task.data.x, task.data.y]
+        most = max(most, peak_bytes(trace(StackedStep(task, phase, work, few), inputs)))
+    fit = max(1, int(MEMORY_SHARE * free_memory(task.data.device) / ((state + most) / len(few))))
     pieces = -(-len(cohort) // fit)
     return -(-len(cohort) // pieces)
 
@@ -122,6 +119,7 @@ def _epochs(phase: Phase) -> int:
 
 @torch.no_grad()
 def _measure_per_client(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -> Option:
+    """Times a few steps of the largest client."""
     executor = PerClient(alg, task, seed)
     largest = int(np.argmax(task.data.splits["train"].sizes[cohort.ids]))
     down, _, info, work = executor.start(cohort, largest)
@@ -130,53 +128,59 @@ def _measure_per_client(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -
         if phase.enter is not None:
             work = phase.enter(task, work, down, info)
         timetable = schedule.build(task, phase, seed, cohort.ids, cohort.t, np.full(len(cohort), _epochs(phase)))
-        if not timetable.steps[largest]:
-            continue
+        batches = list(itertools.islice(timetable.batches(task, largest), 5))
 
-        def steps(phase: Phase = phase, timetable: schedule.Schedule = timetable, work: Tree = work) -> None:
-            for batch in itertools.islice(timetable.batches(task, largest), 5):
+        def steps(phase: Phase = phase, work: Tree = work, batches: list[Batch] = batches) -> None:
+            for batch in batches:
                 work = phase.step(task, work, batch, down, info)
 
-        each = _seconds(steps, task.data.device) / min(5, int(timetable.steps[largest]))
-        total += each * int(timetable.steps.sum())
+        if batches:
+            total += _seconds(steps, task.data.device) / len(batches) * int(timetable.steps.sum())
     return Option(Plan("per-client"), total, 0.0)
 
 
 @torch.no_grad()
 def _measure_stacked(alg: Algorithm, task: Task, seed: int, cohort: Cohort, plan: Plan) -> Option:
-    """Times two prefix sizes and draws a line between them; the cohort's own schedule says how often each size runs."""
+    """Times the largest and the smallest prefix and draws a line between them; the cohort's own schedule says how often
+    each size runs."""
     executor = Stacked(alg, task, seed, plan)
     sizes = task.data.splits["train"].sizes[cohort.ids]
     some = cohort.rows(np.argsort(-sizes, kind="stable")[: plan.chunk])
     work = executor.begin(some)
     pieces = -(-len(cohort) // plan.chunk)
-    total, once = 0.0, 0.0
+    total = once = 0.0
     for index, phase in enumerate(executor.phases["train"]):
-        if phase.enter is not None:
-            work = executor._each(phase.enter, some, work, some.info)
+        work = executor.enter(phase, work, some)
         timetable = schedule.build(task, phase, seed, some.ids, some.t, np.full(len(some), _epochs(phase)))
-        timetable = timetable.rows(np.argsort(-timetable.steps, kind="stable"))
-        if not timetable.steps[0]:
+        steps = np.sort(timetable.steps)[::-1]
+        if not steps[0]:
             continue
-        active = (timetable.steps[None, :] > np.arange(timetable.steps[0])[:, None]).sum(1)
+        active = (steps > np.arange(steps[0])[:, None]).sum(1)
         prefixes = np.array([plan.prefix(int(a), len(some)) for a in active])
-        points: dict[int, float] = {}
-        for prefix in {int(prefixes[0]), int(prefixes[-1])}:
-            start = time.perf_counter()
-            runner = executor._runner(("train", index), phase, work, some)
-            length = min(4, int(timetable.steps[0]))
-            window = timetable.window(task, np.minimum(np.arange(prefix), len(some) - 1), np.arange(length))
-
-            def steps(prefix: int = prefix, window: schedule.Window = window, length: int = length) -> None:
-                runner.start(tree_flatten(work)[0], tree_flatten((some.parts, some.info))[0], tree_flatten(some.shared)[0])  # noqa: B023, E501
-                runner.advance(window, 0, length, prefix)  # noqa: B023
-
-            steps()
-            ready = time.perf_counter() - start
-            points[prefix] = _seconds(steps, task.data.device) / length
-            if plan.replay != "eager":
-                once += max(0.0, ready - points[prefix] * length) * len(np.unique(prefixes)) / 2
-        grid = sorted(points)
-        total += pieces * float(np.interp(prefixes, grid, [points[g] for g in grid]).sum())
-        work = take(work, slice(None))
+        runner = executor.runner(("train", index), phase, work, some)
+        grid = sorted({int(prefixes[0]), int(prefixes[-1])})
+        timed = [_time_prefix(runner, task, timetable, work, some, prefix) for prefix in grid]
+        total += pieces * float(np.interp(prefixes, grid, [step for _, step in timed]).sum())
+        if plan.replay != "eager":
+            once += float(np.mean([ready for ready, _ in timed])) * len(np.unique(prefixes))
     return Option(plan, total, once)
+
+
+def _time_prefix(
+    runner: Runner, task: Task, timetable: schedule.Schedule, work: Tree, some: Cohort, prefix: int
+) -> tuple[float, float]:
+    """Seconds to get a prefix size ready, and seconds per step of it."""
+    length = min(4, int(timetable.steps.max()))
+    window = timetable.window(task, np.minimum(np.arange(prefix), len(some) - 1), np.arange(length))
+    state, rest = tree_flatten(work)[0], flat_rest(some)
+
+    def steps() -> None:
+        runner.start(state, *rest)
+        runner.advance(window, 0, length, prefix)
+
+    start = time.perf_counter()
+    steps()
+    _wait(task.data.device)
+    ready = time.perf_counter() - start
+    each = _seconds(steps, task.data.device) / length
+    return max(0.0, ready - each * length), each

@@ -76,7 +76,9 @@ def keep_stats(work: Tree) -> Tree:
 
 
 def put_stats(work: Tree, stats: Tree) -> Tree:
-    return {name: v._replace(buffers=stats[name]) if name in stats else v for name, v in work.items()} if stats else work
+    return (
+        {name: v._replace(buffers=stats[name]) if name in stats else v for name, v in work.items()} if stats else work
+    )
 
 
 def global_slot(alg: Algorithm, task: Task, params: Params, stats: Tree) -> Slot:

@@ -4,12 +4,13 @@ nothing from stacking."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.contract import Algorithm, Info, Phase
+from fedloom.core.contract import Algorithm, Info, Phase, Slot
 from fedloom.core.network import Params
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, take
@@ -34,7 +35,9 @@ class PerClient:
             kept, up = self.alg.finish(self.task, work, down, own, info)
             trained = info._replace(first=torch.zeros_like(info.first))
             model = self.alg.model(self.task, work, down, trained)
-            rows.append(Outcome(kept, up, keep_stats(work), self._score(self._personal(model), int(cohort.ids[j]), splits)))
+            rows.append(
+                Outcome(kept, up, keep_stats(work), self._score(self._personal(model), int(cohort.ids[j]), splits))
+            )
         return stack(rows)
 
     @torch.no_grad()
@@ -53,7 +56,7 @@ class PerClient:
         rows = []
         for j, i in enumerate(cohort.ids):
             model = global_slot(self.alg, self.task, params, take(cohort.stats, j))
-            rows.append(self._score(lambda x, model=model: self.task.predict(model, x).logits, int(i), splits))
+            rows.append(self._score(self._global(model), int(i), splits))
         return stack(rows)
 
     def start(self, cohort: Cohort, j: int) -> tuple[Tree, Tree, Info, Tree]:
@@ -78,8 +81,11 @@ class PerClient:
         """(first epoch, number of epochs): all at once, or one by one where a condition is asked in between"""
         return [(0, epochs)] if phase.until is None else [(e, 1) for e in range(epochs)]
 
-    def _personal(self, model: Tree) -> Predict:
+    def _personal(self, model: Any) -> Predict:
         return lambda x: self.alg.logits(self.task, model, x)
+
+    def _global(self, model: Slot) -> Predict:
+        return lambda x: self.task.predict(model, x).logits
 
     def _score(self, predict: Predict, i: int, splits: tuple[str, ...]) -> Scores:
         data, found = self.task.data, {}

@@ -1,4 +1,4 @@
-"""How the steps of a phase are carried out for a stacked cohort: eagerly, from a trace, or from a captured CUDA graph."""
+"""How the steps of a phase are carried out for a stacked cohort: eagerly, from a trace, or from a CUDA graph."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from fedloom.core.autodiff import vmap
 from fedloom.core.contract import Batch, Info, Phase
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
+from fedloom.engines.cohort import Cohort
 from fedloom.engines.schedule import Window
 from fedloom.engines.trace import passed_through, trace, used_inputs
 
 Flat = list[Tensor]
+
+
+def flat_rest(cohort: Cohort) -> tuple[Flat, Flat]:
+    """What a step gets besides state and batch: with a row per client, and shared by all."""
+    return tree_flatten((cohort.parts, cohort.info))[0], tree_flatten(cohort.shared)[0]
 
 
 class StackedStep:
@@ -26,14 +32,14 @@ class StackedStep:
     info), what all clients share, and the pool of samples.
     """
 
-    def __init__(self, task: Task, phase: Phase, work: Tree, parts: Tree, info: Info, shared: Tree) -> None:
+    def __init__(self, task: Task, phase: Phase, work: Tree, cohort: Cohort) -> None:
         self.task, self.phase = task, phase
         _, self.work_spec = tree_flatten(work)
-        _, self.side_spec = tree_flatten((parts, info))
-        _, self.shared_spec = tree_flatten(shared)
+        _, self.side_spec = tree_flatten((cohort.parts, cohort.info))
+        _, self.shared_spec = tree_flatten(cohort.shared)
         self.state_size = self.work_spec.num_leaves
         self.side_size = self.side_spec.num_leaves
-        self.down_dims = {**{name: None for name in shared}, **{name: 0 for name in parts}}
+        self.down_dims = {**dict.fromkeys(cohort.shared), **dict.fromkeys(cohort.parts, 0)}
 
     def __call__(self, *flat: Tensor) -> Flat:
         rows, mask, k, epoch, last, key = flat[:6]

@@ -15,7 +15,6 @@ from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, permutations, root
 from fedloom.core.task import Task
 
-
 AHEAD = 256  # steps of one client that are worked out at once
 
 
@@ -131,10 +130,14 @@ def build(
     sizes = torch.from_numpy(n[client]).to(device)
     who = torch.from_numpy(ids).to(device)
     if phase.shuffle:
-        keys = fold(fold(root(seed, "batch"), who, t)[torch.from_numpy(client).to(device)], torch.from_numpy(epoch).to(device))
+        keys = fold(
+            fold(root(seed, "batch"), who, t)[torch.from_numpy(client).to(device)], torch.from_numpy(epoch).to(device)
+        )
         position = permutations(keys, sizes)
     else:
-        position = torch.arange(int(sizes.sum()), device=device) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+        position = torch.arange(int(sizes.sum()), device=device) - torch.repeat_interleave(
+            sizes.cumsum(0) - sizes, sizes
+        )
     order = base[torch.repeat_interleave(torch.from_numpy(starts[client]).to(device), sizes) + position]
     visits = epochs * n
     return Schedule(

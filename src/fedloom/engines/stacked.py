@@ -22,7 +22,7 @@ from fedloom.core.tree import Tree, take, tree_flatten, tree_map, tree_unflatten
 from fedloom.engines import schedule
 from fedloom.engines.cohort import Cohort, Outcome, Scores, global_slot, keep_stats, put_stats
 from fedloom.engines.plan import Plan
-from fedloom.engines.runners import Captured, Functional, Runner, StackedStep
+from fedloom.engines.runners import Captured, Functional, Runner, StackedStep, flat_rest
 from fedloom.engines.schedule import Schedule
 
 WINDOW = 1 << 20  # batch positions that are worked out ahead
@@ -97,10 +97,11 @@ class Stacked:
 
         return _solid(vmap(one)(work, cohort.parts, *rest))
 
+    def enter(self, phase: Phase, work: Tree, cohort: Cohort) -> Tree:
+        return work if phase.enter is None else self._each(phase.enter, cohort, work, cohort.info)
+
     def run_phase(self, where: Where, phase: Phase, work: Tree, cohort: Cohort) -> Tree:
-        task = self.task
-        if phase.enter is not None:
-            work = self._each(phase.enter, cohort, work, cohort.info)
+        task, work = self.task, self.enter(phase, work, cohort)
         if isinstance(phase.epochs, int):
             epochs = np.full(len(cohort), phase.epochs)
         else:
@@ -132,8 +133,8 @@ class Stacked:
         if not steps[0]:
             return work
         state, spec = tree_flatten(work)
-        runner = self._runner(where, phase, work, cohort)
-        runner.start(state, tree_flatten((cohort.parts, cohort.info))[0], tree_flatten(cohort.shared)[0])
+        runner = self.runner(where, phase, work, cohort)
+        runner.start(state, *flat_rest(cohort))
         ragged = steps[-1] != steps[0]
         result = [v.clone() for v in state] if ragged else []
         k, window, window_end, window_start = 0, None, 0, 0
@@ -142,7 +143,10 @@ class Stacked:
             prefix = self.plan.prefix(active, len(cohort))
             while k < stop:
                 if k == window_end:
-                    window_start, window_end = k, min(int(steps[0]), k + self._window_length(timetable.batch * timetable.group))
+                    window_start, window_end = (
+                        k,
+                        min(int(steps[0]), k + self._window_length(timetable.batch * timetable.group)),
+                    )
                     rows = np.minimum(np.arange(prefix), len(cohort) - 1)
                     window = timetable.window(self.task, rows, np.arange(window_start, window_end))
                 until = min(stop, window_end)
@@ -159,9 +163,9 @@ class Stacked:
     def _window_length(self, batch: int) -> int:
         return max(1, WINDOW // (self.plan.chunk * batch))
 
-    def _runner(self, where: Where, phase: Phase, work: Tree, cohort: Cohort) -> Runner:
+    def runner(self, where: Where, phase: Phase, work: Tree, cohort: Cohort) -> Runner:
         if where not in self.runners:
-            step = StackedStep(self.task, phase, work, cohort.parts, cohort.info, cohort.shared)
+            step = StackedStep(self.task, phase, work, cohort)
             if self.plan.replay == "captured":
                 length = self._window_length((phase.batch or self.task.batch_size) * phase.group)
                 self.runners[where] = Captured(step, self.plan.chunk, length, self.pool)

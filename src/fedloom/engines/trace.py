@@ -17,7 +17,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 aten = torch.ops.aten
 _VIEWS = {aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.alias.default, aten.detach.default}
-_CREATES = {aten.arange.default, aten.arange.start, aten.arange.start_step, aten.scalar_tensor.default, aten.full.default}
+_CREATES = {
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.scalar_tensor.default,
+    aten.full.default,
+}
 
 
 def trace(f: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:

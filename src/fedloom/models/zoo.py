@@ -40,7 +40,9 @@ def _body_and_head(head: nn.Linear, *body: nn.Module) -> nn.Sequential:
 
 def _image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
     if len(shape) != 3 or min(shape[1:]) < least:
-        raise UserError(f"Model '{name}' needs images of at least {least}x{least} pixels, not samples of shape {shape}.")
+        raise UserError(
+            f"Model '{name}' needs images of at least {least}x{least} pixels, not samples of shape {shape}."
+        )
     return shape[0], shape[1], shape[2]
 
 

@@ -30,7 +30,7 @@ class FashionMnist(Dataset):
         if folder is None:
             raise UserError(
                 f"Fashion-MNIST was not found in {' or '.join(str(f) for f in looked)}; install Debian's package "
-                f"'dataset-fashion-mnist', or give --data-dir a folder with {FILES[0]}.gz and the three files beside it."
+                f"'dataset-fashion-mnist', or give --data-dir a folder with {FILES[0]}.gz and the other three."
             )
         parts = [_read_idx(folder, name) for name in FILES]
         for images, labels in (parts[:2], parts[2:]):

@@ -1,0 +1,183 @@
+"""What a run promises whatever the method: keyed randomness, order, chunks, plans, what is evaluated."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from helpers import RAGGED, make_federation, make_task, method, methods, plan_id
+from torch import nn
+
+from fedloom.core.keys import rng
+from fedloom.core.network import Network
+from fedloom.core.task import Task
+from fedloom.core.tree import leaves
+from fedloom.engines import choose
+from fedloom.engines.plan import Plan
+from fedloom.engines.reference import PerClient
+from fedloom.engines.rounds import Rounds
+from fedloom.engines.stacked import Stacked
+
+EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
+
+
+def state_bytes(run):
+    return [v.numpy().tobytes() for v in leaves((run.server, run.store.rows))]
+
+
+def task_of(name, **settings):
+    least = method(name).min_samples(make_task(RAGGED))
+    return make_task([max(n, least) for n in RAGGED], data={"server": 20}, **settings)
+
+
+@pytest.mark.parametrize("plan", [Plan("per-client"), EAGER, Plan("stacked", "traced", chunk=4)], ids=plan_id)
+@pytest.mark.parametrize("name", methods())
+def test_the_order_in_which_clients_are_given_changes_no_byte(name, plan):
+    """The same cohort in three orders, straight to the executor: every client gets the same result."""
+    alg, task = method(name), task_of(name)
+    run = Rounds(alg, task, 0, plan=plan)
+    run.advance(evaluate=False)
+    ids = np.arange(len(RAGGED))
+    executor = PerClient(alg, task, 0) if plan.mode == "per-client" else Stacked(alg, task, 0, plan)
+    expected = None
+    for order in (ids, ids[::-1].copy(), np.random.default_rng(0).permutation(ids)):
+        done = executor.train(run._cohort(order, 1), ("test",))
+        back = np.argsort(order)
+        found = [v[back].numpy().tobytes() for v in leaves(done)]
+        assert expected is None or found == expected
+        expected = found
+
+
+def test_a_cohort_is_worked_off_in_ascending_order_however_it_is_given():
+    runs = []
+    for cohort in ([5, 1, 8], [8, 5, 1], [1, 5, 8]):
+        run = Rounds(method("scaffold"), task_of("scaffold"), 0, plan=EAGER)
+        for _ in range(2):
+            run.advance(evaluate=False, cohort=np.array(cohort))
+        runs.append(state_bytes(run))
+    assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize("plan", [Plan("per-client"), EAGER, Plan("stacked", "traced", chunk=5)], ids=plan_id)
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(plan):
+    runs = []
+    for seed in (1, 1, 2):
+        run = Rounds(method("ditto"), task_of("ditto", dropout=0.3, participation=0.5), seed, plan=plan)
+        for _ in range(3):
+            run.advance(evaluate=False)
+        runs.append(state_bytes(run))
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_a_traced_step_gives_the_bytes_of_an_eager_one():
+    """With one prefix size for all steps, so that the two stack the same rows."""
+    runs = []
+    for replay in ("eager", "traced"):
+        run = Rounds(method("fedrep"), make_task([20] * 6, norm=True, dropout=0.2), 0, plan=Plan("stacked", replay, 6))
+        for _ in range(2):
+            run.advance(evaluate=False)
+        runs.append(state_bytes(run))
+    assert runs[0] == runs[1]
+
+
+def test_evaluation_changes_nothing():
+    """FedAvg-FT trains copies for its evaluation; they are thrown away."""
+    runs = []
+    for evaluate in (True, False):
+        run = Rounds(method("fedavg-ft"), task_of("fedavg-ft", norm=True), 0, plan=EAGER)
+        for _ in range(2):
+            run.advance(evaluate=evaluate)
+        runs.append(state_bytes(run))
+    assert runs[0] == runs[1]
+
+
+def test_clients_are_sampled_as_the_specification_says():
+    task = make_task(RAGGED, participation=0.3)
+    run = Rounds(method("fedavg"), task, 4, plan=EAGER)
+    expected = np.sort(rng("sample", 4, 2).choice(12, 3, replace=False))  # floor(0.3 * 12) = 3
+    assert run.sample(2).tolist() == expected.tolist()
+    for participation, m in ((0.01, 1), (0.25, 3), (1.0, 12), (5, 5)):
+        run.task = make_task(RAGGED, participation=participation)
+        assert len(set(run.sample(0).tolist())) == m
+
+
+def test_a_batchnorm_batch_of_one_sample_is_skipped():
+    """11 samples in batches of 10: the second batch has one sample, so with BatchNorm there is one step, not two."""
+    from fedloom.core.contract import Phase
+    from fedloom.engines.schedule import batches_per_epoch
+
+    n = np.array([1, 2, 10, 11, 12])
+    phase = Phase(lambda *args: None)
+    assert batches_per_epoch(make_task([5]), phase, n).tolist() == [1, 1, 1, 2, 2]
+    assert batches_per_epoch(make_task([5], norm=True), phase, n).tolist() == [0, 1, 1, 1, 2]
+    look = Phase(lambda *args: None, train=False)
+    assert batches_per_epoch(make_task([5], norm=True), look, n).tolist() == [1, 1, 1, 2, 2]
+
+
+class Sorting(nn.Module):
+    """`unique` has no batched form."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.first(x) + torch.unique(x.detach()).sum() * 0)
+
+
+def test_a_model_that_cannot_be_stacked_runs_per_client_and_says_so(caplog):
+    data = make_federation(RAGGED)
+    task = Task(data, Network(Sorting, "head", data.x[:2], data.dtype), lr=0.1)
+    with caplog.at_level(logging.WARNING, logger="fedloom"):
+        run = Rounds(method("fedavg"), task, 0)
+    assert run.plan.mode == "per-client"
+    assert "cannot be stacked" in caplog.text
+    run.advance()
+    with pytest.raises(Exception, match="unique"):
+        Rounds(method("fedavg"), task, 0, plan="stacked")
+
+
+def test_the_plan_is_chosen_by_measuring_and_recorded(monkeypatch):
+    task = make_task(RAGGED, rounds=1000)
+    monkeypatch.setattr(choose, "_measure_per_client", lambda *a: choose.Option(Plan("per-client"), 1.0, 0.0))
+    for seconds, mode in ((2.0, "per-client"), (0.1, "stacked")):
+        monkeypatch.setattr(choose, "_measure_stacked", lambda *a, s=seconds: choose.Option(a[-1], s, 5.0))
+        plan = Rounds(method("fedavg"), task, 0).plan
+        assert plan.mode == mode
+        assert "expected per round" in plan.record()["reason"]
+
+
+def test_measuring_gives_times_for_every_method_and_leaves_no_trace():
+    task = make_task(RAGGED, rounds=1000)
+    run = Rounds(method("fedrep"), task, 0, plan=EAGER)
+    before = state_bytes(run)
+    cohort = run._cohort(np.arange(len(RAGGED)), 0)
+    for option in (
+        choose._measure_per_client(method("fedrep"), task, 0, cohort),
+        choose._measure_stacked(method("fedrep"), task, 0, cohort, EAGER),
+        choose._measure_stacked(method("fedrep"), task, 0, cohort, Plan("stacked", "traced", 12)),
+    ):
+        assert option.seconds > 0
+    assert state_bytes(run) == before
+
+
+def test_chunks_shrink_with_the_memory_that_is_free(monkeypatch):
+    task = make_task(RAGGED)
+    cohort = Rounds(method("ditto"), task, 0, plan=EAGER)._cohort(np.arange(len(RAGGED)), 0)
+    sizes = []
+    for free in (1 << 30, 300_000, 1):
+        monkeypatch.setattr(choose, "free_memory", lambda device, free=free: free)
+        sizes.append(choose._chunk(method("ditto"), task, 0, cohort))
+    assert sizes[0] == len(RAGGED)
+    assert 1 < sizes[1] < len(RAGGED)
+    assert sizes[2] == 1
+
+
+def test_prefix_sizes_cover_the_active_clients_and_are_few():
+    plan = Plan("stacked", "traced", chunk=100)
+    sizes = {plan.prefix(active, 100) for active in range(1, 101)}
+    assert all(active <= plan.prefix(active, 100) <= 100 for active in range(1, 101))
+    assert len(sizes) <= 10
+    assert {1, 100} <= sizes
+    assert Plan("stacked", "eager", chunk=100).prefix(37, 100) == 37
