@@ -1,15 +1,40 @@
 """FedLoom: personalized federated learning, every client served and every client visible."""
 
-from fedloom.core.contract import Algorithm, Batch, Draw, Info, Phase, Slot
-from fedloom.core.errors import UserError
-from fedloom.core.federation import Federation, Ragged
-from fedloom.core.settings import setting
-from fedloom.core.task import Task
-from fedloom.experiment import Result, run
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedloom.core.contract import Algorithm, Batch, Draw, Info, Phase, Slot
+    from fedloom.core.errors import UserError
+    from fedloom.core.federation import Federation, Ragged
+    from fedloom.core.settings import setting
+    from fedloom.core.task import Task
+    from fedloom.experiment import Result, run
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "fedloom.core.contract": ("Algorithm", "Batch", "Draw", "Info", "Phase", "Slot"),
+    "fedloom.core.errors": ("UserError",),
+    "fedloom.core.federation": ("Federation", "Ragged"),
+    "fedloom.core.settings": ("setting",),
+    "fedloom.core.task": ("Task",),
+    "fedloom.experiment": ("Result", "run"),
+}
 
 __all__ = [
     "Algorithm", "Batch", "Draw", "Federation", "Info", "Phase", "Ragged", "Result", "Slot", "Task", "UserError", "run",
     "setting",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: the command line answers `--help` without waiting for torch."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'fedloom' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

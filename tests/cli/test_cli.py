@@ -1,0 +1,154 @@
+"""The command line as a person uses it: what it prints, and one sentence with exit code 2 for every mistake."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedloom.cli import main as cli
+
+
+def fedloom(monkeypatch, capsys, *args):
+    """Exit code, standard output, standard error."""
+    monkeypatch.setattr(sys, "argv", ["fedloom", *args])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    printed = capsys.readouterr()
+    return stop.value.code, printed.out, printed.err
+
+
+MISTAKES = {
+    "algorithm": (("run", "fedrap"), "did you mean 'fedrep'?"),
+    "algorithm far off": (("run", "xxxxxxxxx"), "known: ditto, fedavg"),
+    "data set": (("run", "--dataset", "digitz"), "did you mean 'digits'?"),
+    "model": (("run", "--model", "cnn9"), "did you mean 'cnn8'?"),
+    "partition": (("run", "--partition", "dirichlet"), "did you mean 'dirichlet_class'?"),
+    "option": (("run", "--roundz", "3"), "--rounds"),
+    "command": (("runn",), "run"),
+    "setting": (("run", "--set", "lamb=3"), "did you mean 'lam'?"),
+    "setting of another method": (("run", "fedavg", "--set", "lam=3"), "Unknown setting 'lam'"),
+    "section": (("run", "--set", "algoritm.lam=3"), "did you mean 'algorithm'?"),
+    "setting in a section": (("run", "--set", "algorithm.lamb=3"), "algorithm 'ditto' has no setting 'lamb'"),
+    "set without a value": (("run", "--set", "lam"), "key=value"),
+    "set twice": (("run", "--set", "lam=1", "--set", "lam=2"), "twice"),
+    "rounds 0": (("run", "--rounds", "0"), "rounds must be at least 1, not 0"),
+    "rounds a word": (("run", "--rounds", "many"), "rounds must be a whole number, not 'many'"),
+    "rounds a fraction": (("run", "--rounds", "2.5"), "whole number"),
+    "negative lr": (("run", "--lr", "-0.1"), "lr must be greater than 0, not -0.1"),
+    "lr not finite": (("run", "--lr", "nan"), "finite"),
+    "momentum 1": (("run", "--momentum", "1"), "momentum must be at most"),
+    "momentum for scaffold": (("run", "scaffold", "--momentum", "0.9"), "momentum=0"),
+    "batch size 0": (("run", "--batch-size", "0"), "batch_size must be at least 1"),
+    "clients 0": (("run", "--clients", "0"), "clients must be at least 1"),
+    "more clients than samples": (("run", "--clients", "5000"), "5000 clients are more than the 1797 samples"),
+    "too many clients for the partition": (("run", "--clients", "1000"), "too few for 1000 clients"),
+    "participation 0": (("run", "--participation", "0"), "participation must be greater than 0"),
+    "participation above": (("run", "--participation", "30"), "30 clients, but there are 20"),
+    "participation 1.5": (("run", "--participation", "1.5"), "whole number of clients"),
+    "split": (("run", "--set", "split=0.5/0.5"), "split takes 3 numbers"),
+    "split sum": (("run", "--set", "split=0.5/0.1/0.1"), "add up to 1"),
+    "k above classes": (("run", "--partition", "kclass_equal", "--set", "k=11"), "k must be at most"),
+    "beta 0": (("run", "--set", "beta=0"), "beta must be greater than 0"),
+    "no natural clients": (("run", "--partition", "natural"), "does not say whose"),
+    "official test set": (("run", "--set", "pool=train"), "no official test set"),
+    "pool": (("run", "--set", "pool=merge"), "did you mean 'merged'?"),
+    "subset": (("run", "--set", "subset=30"), "more than the 20 clients"),
+    "device": (("run", "--device", "gpu"), "use auto, cpu, cuda or cuda:N"),
+    "absent GPU": (("run", "--device", "cuda:99"), "is not there"),
+    "engine": (("run", "--engine", "vectorised"), "did you mean 'vectorized'?"),
+    "plan": (("run", "--plan", "stack"), "did you mean 'stacked'?"),
+    "dtype": (("run", "--dtype", "float16"), "float"),
+    "missing data": (
+        ("run", "--dataset", "fmnist", "--data-dir", "/nowhere"),
+        "Fashion-MNIST was not found in /nowhere",
+    ),
+    "images too small": (("run", "--model", "cnn4"), "at least 16x16 pixels"),
+    "nothing to share": (("run", "fedper", "--model", "logreg"), "allow_degenerate=true"),
+    "list": (("list", "algorithm"), "did you mean 'algorithms'?"),
+    "list one": (("list", "models", "cnn"), "did you mean"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_one_sentence_and_exit_code_2(mistake, monkeypatch, capsys):
+    args, words = MISTAKES[mistake]
+    code, out, err = fedloom(monkeypatch, capsys, *args)
+    assert code == 2
+    assert out == ""
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
+
+
+def test_a_run_prints_all_three_reports_for_every_model(monkeypatch, capsys):
+    args = ("run", "ditto", "--rounds", "3", "--clients", "5", "--set", "lam=0.5", "--set", "server_share=0.1")
+    code, out, err = fedloom(monkeypatch, capsys, *args)
+    assert code == 0
+    assert err == ""
+    for words in ("ditto on digits: 5 clients", "last round", "best on validation", "best on test", "lowest 5 %"):
+        assert words in out
+    for row in ("personal ", "personal, trained", "global"):
+        assert sum(line.strip().startswith(row) for line in out.splitlines()) == 3
+    assert "Global model on the server's data" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_without_validation_data_nothing_is_called_best_on_validation(monkeypatch, capsys):
+    args = ("run", "local", "--rounds", "2", "--clients", "5", "--set", "split=0.7/0/0.3")
+    code, out, _ = fedloom(monkeypatch, capsys, *args)
+    assert code == 0
+    assert "best on validation" not in out
+    assert "best on test" in out
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "datasets", "models", "partitions"])
+def test_lists_say_the_same_to_people_and_machines(kind, monkeypatch, capsys):
+    _, table, _ = fedloom(monkeypatch, capsys, "list", kind)
+    _, text, _ = fedloom(monkeypatch, capsys, "list", kind, "--json")
+    for thing in json.loads(text):
+        assert thing["name"] in table
+        _, details, _ = fedloom(monkeypatch, capsys, "list", kind, thing["name"])
+        for setting, about in thing["settings"].items():
+            assert setting in details
+            assert about["about"]
+
+
+def test_the_eight_methods_are_listed_with_what_they_share(monkeypatch, capsys):
+    _, text, _ = fedloom(monkeypatch, capsys, "list", "algorithms", "--json")
+    found = {a["name"]: a for a in json.loads(text)}
+    expected = {"local", "fedavg", "fedavg-ft", "fedprox", "fedper", "fedrep", "ditto", "scaffold"}
+    assert expected <= set(found)
+    assert all(a["shared"] and a["private"] and a["source"] for a in found.values())
+    assert (found["fedrep"]["personal_model"], found["fedrep"]["global_model"]) == (True, False)
+    assert (found["fedavg"]["personal_model"], found["fedavg"]["global_model"]) == (False, True)
+
+
+def test_help_and_version_need_no_torch():
+    """They answer at once; importing torch takes seconds."""
+    probe = (
+        "import sys; sys.argv = ['fedloom', 'run', '--help']\n"
+        "from fedloom.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--participation" in done.stdout
+
+
+def test_the_installed_command_runs_and_fails_as_promised():
+    env = {**os.environ, "COLUMNS": "80"}
+    good = subprocess.run(
+        [sys.executable, "-m", "fedloom", "run", "fedavg", "--rounds", "1", "--clients", "4"],
+        capture_output=True, text=True, env=env, check=False,
+    )  # fmt: skip
+    assert good.returncode == 0, good.stderr
+    assert "fedavg on digits" in good.stdout
+    bad = subprocess.run(
+        [sys.executable, "-m", "fedloom", "run", "fedavgg"], capture_output=True, text=True, check=False
+    )
+    assert bad.returncode == 2
+    assert "did you mean 'fedavg'?" in bad.stderr

@@ -1,0 +1,144 @@
+"""A run from Python: settings, own models, own data, own methods, and what is recorded."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from helpers import make_federation
+from sentences import user_error
+from torch import nn
+
+import fedloom
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.experiment import configure, describe, make_task
+from fedloom.metrics.scores import summarize
+
+
+def test_everything_public_is_importable():
+    for name in fedloom.__all__:
+        assert getattr(fedloom, name) is not None
+
+
+def test_a_run_records_every_round_and_every_client():
+    result = fedloom.run("fedrep", rounds=4, clients=6, eval_every=3, seed=2)
+    assert [row["round"] for row in result.rounds] == [3, 4]  # every third, and always the last
+    assert [(row["round"], row["client"]) for row in result.clients] == [(t, i) for t in (3, 4) for i in range(6)]
+    last = result.last()
+    mine = [row["pre_acc"] for row in result.clients if row["round"] == 4]
+    assert last["pre_acc_mean"] == pytest.approx(np.mean(mine))
+    assert last["pre_acc_worst"] == min(mine)
+    assert last["pre_train_loss"] > 0
+    assert last["bytes_up"] == 6 * 4 * (64 * 64 + 64)  # the body of the MLP, from 6 clients, in float32
+    assert result.plan["mode"] in ("stacked", "per-client")
+    assert len(result.partition) == 16
+
+
+def test_three_reports_are_the_rounds_that_they_say():
+    result = fedloom.run("ditto", rounds=8, clients=6)
+    validation = [row["pre_val_acc_mean"] for row in result.rounds]
+    test = [row["pre_acc_mean"] for row in result.rounds]
+    assert result.last()["round"] == 8
+    assert result.best_on_validation()["round"] == int(np.argmax(validation)) + 1
+    assert result.best_on_test()["round"] == int(np.argmax(test)) + 1
+
+
+def test_the_convergence_round_is_a_round_not_a_row():
+    result = fedloom.run("local", rounds=6, clients=5, eval_every=3)
+    assert result.convergence_round() in (3, 6)
+
+
+def test_settings_reach_whoever_has_them():
+    config = configure(
+        "ditto", values={"lam": "0.5", "beta": 0.3, "width": 32, "lr": "0.2", "algorithm.personal_epochs": 2}
+    )
+    assert (config.algorithm.lam, config.algorithm.personal_epochs) == (0.5, 2)
+    assert (config.partition.beta, config.model.width, config.settings.lr) == (0.3, 32, 0.2)
+    described = describe(config)
+    assert described["algorithm"] == {"name": "ditto", "lam": 0.5, "personal_epochs": 2}
+    assert described["lr"] == 0.2
+
+
+def test_a_setting_that_two_have_must_be_named_in_full():
+    with user_error("partition.beta", "dataset.beta"):
+        configure("fedavg", "synthetic", "dirichlet_class", values={"beta": 1})
+    config = configure("fedavg", "synthetic", "dirichlet_class", values={"partition.beta": 2})
+    assert (config.partition.beta, config.dataset.beta) == (2.0, 1.0)
+
+
+def test_the_data_sets_usual_settings_give_way_to_given_ones():
+    assert configure("fedavg", "fmnist").settings.lr == 0.005
+    assert configure("fedavg", "fmnist", values={"lr": 0.1}).settings.lr == 0.1
+
+
+class Own(nn.Module):
+    def __init__(self, outputs=10):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Dropout(0.1))
+        self.classifier = nn.Linear(20, outputs)
+
+    def forward(self, x):
+        return self.classifier(self.trunk(x))
+
+
+def test_any_module_with_a_named_head_is_a_model():
+    result = fedloom.run("fedrep", model=Own(), head="classifier", rounds=20, clients=5)
+    assert set(result.store["h"]) == {"classifier.weight", "classifier.bias"}
+    assert result.last()["pre_acc_mean"] > 60
+
+
+def test_an_own_model_starts_from_other_values_for_another_seed():
+    starts = []
+    for seed in (0, 0, 1):
+        task = make_task(configure("fedavg", model=Own(), head="classifier"))
+        starts.append(task.init(seed)["classifier.weight"])
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
+
+
+def test_a_model_with_too_few_outputs_is_refused():
+    with user_error("7 outputs", "10 classes"):
+        fedloom.run("fedavg", model=Own(7), head="classifier")
+
+
+def test_own_data_as_a_federation():
+    data = make_federation((20, 30, 40), dtype=torch.float32)
+    result = fedloom.run("fedper", data, model="mlp", rounds=5)
+    assert len(result.clients) == 5 * 3
+
+
+def test_an_own_method_is_one_class():
+    @dataclass(frozen=True)
+    class Half(FedAvg):
+        """FedAvg that goes half the way."""
+
+        name = "test-half"
+        share: float = fedloom.setting(0.5, "of the way", low=0, high=1)
+
+        def aggregate(self, task, server, up, info, t, key):
+            new = super().aggregate(task, server, up, info, t, key)
+            return {"w": {k: (1 - self.share) * server["w"][k] + self.share * new["w"][k] for k in new["w"]}}
+
+    by_name = fedloom.run("test-half", rounds=2, clients=5, share=1.0, plan="stacked")
+    by_class = fedloom.run(Half(share=1.0), rounds=2, clients=5, plan="stacked")
+    plain = fedloom.run("fedavg", rounds=2, clients=5, plan="stacked")
+    for k, v in plain.server["w"].items():
+        torch.testing.assert_close(by_name.server["w"][k], v)
+        torch.testing.assert_close(by_class.server["w"][k], v)
+
+
+@pytest.mark.parametrize("variant", ["page", "fedprox"])
+def test_synthetic_data_gives_the_server_its_share(variant):
+    result = fedloom.run("fedavg", "synthetic", clients=8, rounds=2, variant=variant)
+    assert 0 <= result.last()["acc_global"] <= 100
+
+
+def test_a_client_without_validation_samples_does_not_count_there():
+    scores = np.array([[1.0, 0.5, 2.0], [0.0, 0.0, 0.0]])
+    assert summarize(scores)["acc_mean"] == 50.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_precision_is_that_of_all_tensors(dtype):
+    result = fedloom.run("scaffold", rounds=1, clients=4, dtype=dtype)
+    assert {v.dtype for v in result.server["w"].values()} == {getattr(torch, dtype)}
