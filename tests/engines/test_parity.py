@@ -9,7 +9,7 @@ from fedloom.engines.plan import Plan
 
 PLANS = [
     Plan("stacked", "eager", chunk=len(RAGGED)),
-    Plan("stacked", "eager", chunk=5),
+    Plan("stacked", "eager", "per-client", chunk=5),
     Plan("stacked", "traced", chunk=len(RAGGED)),
     Plan("stacked", "traced", chunk=4),
 ]

@@ -74,7 +74,9 @@ def test_a_traced_step_gives_the_bytes_of_an_eager_one():
     """With one prefix size for all steps, so that the two stack the same rows."""
     runs = []
     for replay in ("eager", "traced"):
-        run = Rounds(method("fedrep"), make_task([20] * 6, norm=True, dropout=0.2), 0, plan=Plan("stacked", replay, 6))
+        run = Rounds(
+            method("fedrep"), make_task([20] * 6, norm=True, dropout=0.2), 0, plan=Plan("stacked", replay, chunk=6)
+        )
         for _ in range(2):
             run.advance(evaluate=False)
         runs.append(state_bytes(run))
@@ -156,7 +158,7 @@ def test_measuring_gives_times_for_every_method_and_leaves_no_trace():
     for option in (
         choose._measure_per_client(method("fedrep"), task, 0, cohort),
         choose._measure_stacked(method("fedrep"), task, 0, cohort, EAGER),
-        choose._measure_stacked(method("fedrep"), task, 0, cohort, Plan("stacked", "traced", 12)),
+        choose._measure_stacked(method("fedrep"), task, 0, cohort, Plan("stacked", "traced", chunk=12)),
     ):
         assert option.seconds > 0
     assert state_bytes(run) == before

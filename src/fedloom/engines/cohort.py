@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from fedloom.core.network import Params
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, take, tree_map
 
+EVAL_BATCH = 512
 Scores = dict[str, Tensor]  # split -> (correct, summed loss, samples) per client
 
 
@@ -83,6 +85,16 @@ def put_stats(work: Tree, stats: Tree) -> Tree:
 
 def global_slot(alg: Algorithm, task: Task, params: Params, stats: Tree) -> Slot:
     return Slot(params, stats[alg.global_slot] if stats else task.network.buffers, {})
+
+
+def score_client(task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """Scores of one model on the given samples, without padding."""
+    data = task.data
+    total = torch.zeros(3, dtype=task.dtype, device=data.device)
+    for some in torch.split(rows, EVAL_BATCH):
+        everyone = torch.ones(len(some), dtype=task.dtype, device=data.device)
+        total = total + task.score(predict(data.prepare(data.x[some])), data.y[some], everyone).sum(0)
+    return total
 
 
 def stack(trees: list[Any]) -> Tree:

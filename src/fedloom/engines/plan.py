@@ -16,6 +16,7 @@ Replay = Literal["eager", "traced", "captured"]
 class Plan:
     mode: Mode
     replay: Replay = "eager"  # how stacked steps are carried out
+    scoring: Mode = "stacked"  # how stacked models are evaluated
     chunk: int = 1  # clients stacked at most
     shrink: float = 0.6  # each prefix size over the next larger one, where a size has a price (a trace, a graph)
     reason: str = ""

@@ -15,9 +15,8 @@ from fedloom.core.network import Params
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, take
 from fedloom.engines import schedule
-from fedloom.engines.cohort import Cohort, Outcome, Scores, global_slot, keep_stats, put_stats, stack
+from fedloom.engines.cohort import Cohort, Outcome, Scores, global_slot, keep_stats, put_stats, score_client, stack
 
-EVAL_BATCH = 512
 Predict = Callable[[Tensor], Tensor]
 
 
@@ -88,12 +87,4 @@ class PerClient:
         return lambda x: self.task.predict(model, x).logits
 
     def _score(self, predict: Predict, i: int, splits: tuple[str, ...]) -> Scores:
-        data, found = self.task.data, {}
-        for split in splits:
-            total = torch.zeros(3, dtype=self.task.dtype, device=data.device)
-            for rows in torch.split(data.splits[split][i], EVAL_BATCH):
-                everyone = torch.ones(len(rows), dtype=self.task.dtype, device=data.device)
-                logits = predict(data.prepare(data.x[rows]))
-                total = total + self.task.score(logits, data.y[rows], everyone).sum(0)
-            found[split] = total
-        return found
+        return {split: score_client(self.task, predict, self.task.data.splits[split][i]) for split in splits}

@@ -8,6 +8,7 @@ rounded up to one of a few sizes) reaches nobody.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedloom.core.network import Params
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, take, tree_flatten, tree_map, tree_unflatten
 from fedloom.engines import schedule
-from fedloom.engines.cohort import Cohort, Outcome, Scores, global_slot, keep_stats, put_stats
+from fedloom.engines.cohort import Cohort, Outcome, Scores, global_slot, keep_stats, put_stats, score_client
 from fedloom.engines.plan import Plan
 from fedloom.engines.runners import Captured, Functional, Runner, StackedStep, flat_rest
 from fedloom.engines.schedule import Schedule
@@ -182,6 +183,9 @@ class Stacked:
         """Scores of stacked models, each on its client's samples."""
         data = self.task.data
         lists = data.splits[split]
+        if self.plan.scoring == "per-client":
+            each = ((take(models, j), lists[int(i)]) for j, i in enumerate(cohort.ids))
+            return torch.stack([score_client(self.task, partial(predict, model), rows) for model, rows in each])
         sizes, starts = lists.sizes[cohort.ids], lists.starts[cohort.ids]
         total = torch.zeros(len(cohort), 3, dtype=self.task.dtype, device=data.device)
         longest = int(sizes.max(initial=0))

@@ -1,0 +1,44 @@
+"""The examples of the README run as they stand, and its commands are known to the command line."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedloom.cli import main as cli
+from fedloom.experiment import configure
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_python_examples_run_one_after_another(capsys):
+    examples = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert len(examples) == 3
+    scope: dict = {"__name__": "readme"}
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), scope)
+    assert "client" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", re.findall(r"^fedloom (list .*?)(?:  #.*)?$", TEXT, re.MULTILINE))
+def test_list_commands_work(line, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fedloom", *line.split()])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 0
+    assert capsys.readouterr().out
+
+
+def test_run_commands_have_valid_settings():
+    lines = re.findall(r"^fedloom run(.*?)(?:  #.*)?$", TEXT, re.MULTILINE)
+    assert len(lines) == 3
+    for line in lines:
+        words = line.split()
+        name = words.pop(0) if words and not words[0].startswith("--") else "ditto"
+        pairs = dict(zip(words[::2], words[1::2], strict=True))
+        values = {
+            k.removeprefix("--").replace("-", "_"): v for k, v in pairs.items() if k not in ("--dataset", "--set")
+        }
+        values |= dict(w.split("=") for w in words if "=" in w)
+        configure(name, pairs.get("--dataset", "digits"), values=values)
