@@ -142,9 +142,9 @@ def test_a_model_that_cannot_be_stacked_runs_per_client_and_says_so(caplog):
 
 def test_the_plan_is_chosen_by_measuring_and_recorded(monkeypatch):
     task = make_task(RAGGED, rounds=1000)
-    monkeypatch.setattr(choose, "_measure_per_client", lambda *a: choose.Option(Plan("per-client"), 1.0, 0.0))
+    monkeypatch.setattr(choose, "_measure_per_client", lambda *a: choose.Option(Plan("per-client"), None, 1.0))
     for seconds, mode in ((2.0, "per-client"), (0.1, "stacked")):
-        monkeypatch.setattr(choose, "_measure_stacked", lambda *a, s=seconds: choose.Option(a[-1], s, 5.0))
+        monkeypatch.setattr(choose, "_measure_stacked", lambda *a, s=seconds: choose.Option(a[-1], None, s, 5.0))
         plan = Rounds(method("fedavg"), task, 0).plan
         assert plan.mode == mode
         assert "expected per round" in plan.record()["reason"]
@@ -178,8 +178,8 @@ def test_chunks_shrink_with_the_memory_that_is_free(monkeypatch):
 
 def test_prefix_sizes_cover_the_active_clients_and_are_few():
     plan = Plan("stacked", "traced", chunk=100)
-    sizes = {plan.prefix(active, 100) for active in range(1, 101)}
-    assert all(active <= plan.prefix(active, 100) <= 100 for active in range(1, 101))
+    sizes = {plan.prefix(active) for active in range(1, 101)}
+    assert all(active <= plan.prefix(active) <= 100 for active in range(1, 101))
     assert len(sizes) <= 10
     assert {1, 100} <= sizes
-    assert Plan("stacked", "eager", chunk=100).prefix(37, 100) == 37
+    assert Plan("stacked", "eager", chunk=100).prefix(37) == 37

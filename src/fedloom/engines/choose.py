@@ -17,7 +17,7 @@ from fedloom.core.contract import Algorithm, Batch, Phase
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, size_bytes, tree_flatten
 from fedloom.engines import schedule
-from fedloom.engines.cohort import Cohort, score_client
+from fedloom.engines.cohort import Cohort, Executor, score_client
 from fedloom.engines.plan import Mode, Plan, Replay
 from fedloom.engines.reference import PerClient
 from fedloom.engines.runners import Runner, StackedStep, flat_rest
@@ -31,62 +31,78 @@ MARGIN = 0.9  # stacking takes more memory: it must save a tenth of the time
 STATE_COPIES = 6  # work, its result, what is kept, what is sent, one more of each while they change hands
 
 
-def choose(alg: Algorithm, task: Task, seed: int, cohort: Cohort, force: str = "auto") -> Plan:
-    """The plan for runs of this cohort's kind. `force` is auto, stacked or per-client."""
-    if force == "per-client":
-        return Plan("per-client", reason="asked for")
+@dataclass
+class Option:
+    plan: Plan
+    executor: Executor  # with what it got ready while it was measured
+    seconds: float  # expected for the steps of a round
+    once: float = 0.0  # expected for getting ready
+
+
+def make_executor(alg: Algorithm, task: Task, seed: int, plan: Plan) -> Executor:
+    return PerClient(alg, task, seed) if plan.mode == "per-client" else Stacked(alg, task, seed, plan)
+
+
+def choose(alg: Algorithm, task: Task, seed: int, cohort: Cohort, force: str = "auto") -> tuple[Plan, Executor]:
+    """The plan for runs of this cohort's kind, and who carries it out. `force` is auto, stacked or per-client."""
+    found = Plan("per-client", scoring="per-client", reason="asked for")
+    if force != "per-client":
+        try:
+            option = _best(alg, task, seed, cohort, force)
+            return option.plan, option.executor
+        except Exception as error:  # any operation of the method or the model may lack a batched form
+            if force == "stacked":
+                raise
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            log.warning("Clients are trained one by one: this model and method cannot be stacked (%s).", why)
+            found = replace(found, reason=f"cannot be stacked: {why}")
+    return found, make_executor(alg, task, seed, found)
+
+
+def _best(alg: Algorithm, task: Task, seed: int, cohort: Cohort, force: str) -> Option:
     captured = task.data.device.type == "cuda"
     replay: Replay = "captured" if captured else "traced"
-    try:
-        chunk = _chunk(alg, task, seed, cohort)
-    except Exception as error:  # any operation of the method or the model may lack a batched form
-        if force == "stacked":
-            raise
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        log.warning("Clients are trained one by one: this model and method cannot be stacked (%s).", why)
-        return Plan("per-client", reason=f"cannot be stacked: {why}")
+    chunk = _chunk(alg, task, seed, cohort)
     if force == "stacked":
-        return Plan("stacked", replay, chunk=chunk, reason="asked for")
-    options = [_measure_per_client(alg, task, seed, cohort)]
+        plan = Plan("stacked", replay, chunk=chunk, reason="asked for")
+        return Option(plan, make_executor(alg, task, seed, plan), 0.0)
+    alone = _measure_per_client(alg, task, seed, cohort)
+    scoring = _scoring(alg, task, seed, cohort)
+    stacked = []
     if not captured:
-        options.append(_measure_stacked(alg, task, seed, cohort, Plan("stacked", "eager", chunk=chunk)))
-    if captured or min(o.seconds for o in options) * task.rounds > 2.0:  # below, a trace does not pay for itself
-        options.append(_measure_stacked(alg, task, seed, cohort, Plan("stacked", replay, chunk=chunk)))
-    one_by_one, *stacked = options
+        stacked.append(_measure_stacked(alg, task, seed, cohort, Plan("stacked", "eager", scoring, chunk)))
+    if captured or min(o.seconds for o in (alone, *stacked)) * task.rounds > 2.0:  # below, a trace does not pay
+        stacked.append(_measure_stacked(alg, task, seed, cohort, Plan("stacked", replay, scoring, chunk)))
     best = min(stacked, key=lambda o: o.seconds * task.rounds + o.once)
-    if best.seconds * task.rounds + best.once > MARGIN * one_by_one.seconds * task.rounds:
-        best = one_by_one
-    rates = ", ".join(f"{_label(o.plan)} {o.seconds:.3g} s" for o in options)
-    scoring = "per-client" if best is one_by_one else _scoring(alg, task, seed, cohort)
-    return replace(best.plan, scoring=scoring, reason=f"expected per round: {rates}")
+    if best.seconds * task.rounds + best.once > MARGIN * alone.seconds * task.rounds:
+        best = alone
+    rates = ", ".join(f"{_label(o.plan)} {o.seconds:.3g} s" for o in (alone, *stacked))
+    return replace(best, plan=replace(best.plan, reason=f"expected per round: {rates}"))
 
 
 def _label(plan: Plan) -> str:
     return plan.mode if plan.mode == "per-client" else f"stacked ({plan.replay})"
 
 
-@dataclass
-class Option:
-    plan: Plan
-    seconds: float  # expected for the steps of a round
-    once: float  # expected for getting ready
-
-
 @torch.no_grad()
 def _chunk(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -> int:
-    """Clients that fit memory together, from the live memory of traced steps for two clients."""
+    """Clients that fit memory together, from the live memory of traced steps for two clients. Whatever cannot be
+    stacked shows here."""
     few = cohort.rows(np.arange(min(2, len(cohort))))
     stacked = Stacked(alg, task, seed, Plan("stacked", "eager", chunk=len(few)))
-    work = stacked.begin(few)
-    state = STATE_COPIES * (size_bytes(work) + size_bytes(few.own))
+    work = start = stacked.begin(few)
     most = 0
-    for phase in stacked.phases["train"]:
-        work = stacked.enter(phase, work, few)
-        timetable = schedule.build(task, phase, seed, few.ids, few.t, np.ones(len(few), dtype=np.int64))
-        tables = timetable.window(task, np.arange(len(few)), np.arange(1))
-        sides, shared = flat_rest(few)
-        inputs = [*(v[0] for v in tables), *tree_flatten(work)[0], *sides, *shared, task.data.x, task.data.y]
-        most = max(most, peak_bytes(trace(StackedStep(task, phase, work, few), inputs)))
+    for kind in ("adapt", "train"):
+        work = start
+        for phase in stacked.phases[kind]:
+            work = stacked.enter(phase, work, few)
+            timetable = schedule.build(task, phase, seed, few.ids, few.t, np.ones(len(few), dtype=np.int64))
+            tables = timetable.window(task, np.arange(len(few)), np.arange(1))
+            sides, shared = flat_rest(few)
+            inputs = [*(v[0] for v in tables), *tree_flatten(work)[0], *sides, *shared, task.data.x, task.data.y]
+            most = max(most, peak_bytes(trace(StackedStep(task, phase, work, few), inputs)))
+    stacked.finish(work, few)
+    state = STATE_COPIES * (size_bytes(work) + size_bytes(few.own))
     fit = max(1, int(MEMORY_SHARE * free_memory(task.data.device) / ((state + most) / len(few))))
     pieces = -(-len(cohort) // fit)
     return -(-len(cohort) // pieces)
@@ -155,7 +171,7 @@ def _measure_per_client(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -
 
         if batches:
             total += _seconds(steps, task.data.device) / len(batches) * int(timetable.steps.sum())
-    return Option(Plan("per-client"), total, 0.0)
+    return Option(Plan("per-client", scoring="per-client"), executor, total)
 
 
 @torch.no_grad()
@@ -175,14 +191,14 @@ def _measure_stacked(alg: Algorithm, task: Task, seed: int, cohort: Cohort, plan
         if not steps[0]:
             continue
         active = (steps > np.arange(steps[0])[:, None]).sum(1)
-        prefixes = np.array([plan.prefix(int(a), len(some)) for a in active])
+        prefixes = np.array([plan.prefix(int(a)) for a in active])
         runner = executor.runner(("train", index), phase, work, some)
         grid = sorted({int(prefixes[0]), int(prefixes[-1])})
         timed = [_time_prefix(runner, task, timetable, work, some, prefix) for prefix in grid]
         total += pieces * float(np.interp(prefixes, grid, [step for _, step in timed]).sum())
         if plan.replay != "eager":
             once += float(np.mean([ready for ready, _ in timed])) * len(np.unique(prefixes))
-    return Option(plan, total, once)
+    return Option(plan, executor, total, once)
 
 
 def _time_prefix(

@@ -21,11 +21,11 @@ class Plan:
     shrink: float = 0.6  # each prefix size over the next larger one, where a size has a price (a trace, a graph)
     reason: str = ""
 
-    def prefix(self, active: int, rows: int) -> int:
-        """Rows a step runs for, when `active` of `rows` clients still have work."""
+    def prefix(self, active: int) -> int:
+        """Rows a step runs for when `active` clients still have work: so many, or the next of a few sizes."""
         if self.replay == "eager":
             return active
-        size = self.chunk if self.replay == "captured" else rows
+        size = self.chunk
         while (smaller := int(size * self.shrink)) >= active:
             size = smaller
         return size

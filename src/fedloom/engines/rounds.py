@@ -15,11 +15,9 @@ from fedloom.core.contract import Algorithm
 from fedloom.core.keys import fold, rng, root
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, mean, size_bytes, take, tree_map
-from fedloom.engines.choose import choose
-from fedloom.engines.cohort import Cohort, Executor, Scores, keep_stats, make_info
+from fedloom.engines.choose import choose, make_executor
+from fedloom.engines.cohort import Cohort, Scores, keep_stats, make_info
 from fedloom.engines.plan import Plan
-from fedloom.engines.reference import PerClient
-from fedloom.engines.stacked import Stacked
 from fedloom.engines.store import Store
 
 log = logging.getLogger("fedloom")
@@ -57,17 +55,14 @@ class Rounds:
         self.store = self._new_store()
         self.server_stats: Tree = take(self.store.rows["stats"], 0)
         self.post: dict[str, np.ndarray] = {}  # scores of everybody's last PM_post, by split
-        if isinstance(plan, str):
-            if engine == "reference":
-                plan = Plan("per-client", reason="reference engine")
-            else:
-                first = self._cohort(self.sample(0)[:1] if alg.turns else self.sample(0), 0)
-                plan = choose(alg, task, seed, first, plan)
-        self.plan = plan
-        self.executor: Executor = (
-            PerClient(alg, task, seed) if plan.mode == "per-client" else Stacked(alg, task, seed, plan)
-        )
-        log.info("Execution plan: %s (%s)", plan.mode, plan.reason)
+        if engine == "reference":
+            plan = Plan("per-client", scoring="per-client", reason="reference engine")
+        if isinstance(plan, Plan):
+            self.plan, self.executor = plan, make_executor(alg, task, seed, plan)
+        else:
+            first = self._cohort(self.sample(0)[:1] if alg.turns else self.sample(0), 0)
+            self.plan, self.executor = choose(alg, task, seed, first, plan)
+        log.info("Execution plan: %s (%s)", self.plan.mode, self.plan.reason)
 
     def _new_store(self) -> Store:
         n, task = self.task.clients, self.task

@@ -57,7 +57,7 @@ class StackedStep:
         leaves, spec = tree_flatten(vmap(one, in_dims=dims)(work, batch, {**shared, **parts}, info))
         if spec != self.work_spec:
             raise TypeError(f"the step of a phase must return work as it got it: {self.work_spec}, not {spec}")
-        return leaves
+        return [v.contiguous() for v in leaves]  # a trace relies on the layout of its inputs
 
 
 class Runner(Protocol):

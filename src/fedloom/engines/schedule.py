@@ -95,6 +95,25 @@ class Schedule:
         return Window(rows, valid.to(task.dtype), steps, epochs, js == per_epoch - 1, key)
 
 
+class Ahead:
+    """Windows of a schedule, worked out a number of steps ahead while they are used up."""
+
+    def __init__(self, task: Task, timetable: Schedule, length: int) -> None:
+        self.task, self.timetable, self.length = task, timetable, length
+        self.k = self.start = self.end = 0
+
+    def until(self, stop: int, prefix: int) -> Iterator[tuple[Window, int, int]]:
+        """(window, first, last): the steps up to `stop` for the first `prefix` clients, which must not grow."""
+        while self.k < stop:
+            if self.k == self.end:
+                self.start, self.end = self.k, min(int(self.timetable.steps.max()), self.k + self.length)
+                clients = np.minimum(np.arange(prefix), len(self.timetable.steps) - 1)
+                self.window = self.timetable.window(self.task, clients, np.arange(self.start, self.end))
+            last = min(stop, self.end)
+            yield self.window, self.k - self.start, last - self.start
+            self.k = last
+
+
 def _cut(count: np.ndarray | int, batch: int, group: int) -> np.ndarray:
     """Width of each of the `group` pieces: the batch size, or an even share of too few samples."""
     return np.minimum(batch, -(-np.asarray(count) // group))

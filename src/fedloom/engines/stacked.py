@@ -24,7 +24,7 @@ from fedloom.engines import schedule
 from fedloom.engines.cohort import Cohort, Outcome, Scores, global_slot, keep_stats, put_stats, score_client
 from fedloom.engines.plan import Plan
 from fedloom.engines.runners import Captured, Functional, Runner, StackedStep, flat_rest
-from fedloom.engines.schedule import Schedule
+from fedloom.engines.schedule import Ahead, Schedule
 
 WINDOW = 1 << 20  # batch positions that are worked out ahead
 EVAL_ROWS = {"cpu": 1 << 12, "cuda": 1 << 15}  # samples per evaluation step over all clients
@@ -72,9 +72,7 @@ class Stacked:
         work = self.begin(cohort)
         for index, phase in enumerate(self.phases["train"]):
             work = self.run_phase(("train", index), phase, work, cohort)
-        own, up = self._each(self.alg.finish, cohort, work, cohort.own, cohort.info)
-        trained = cohort.info._replace(first=torch.zeros_like(cohort.info.first))
-        model = self._each(self.alg.model, cohort, work, trained)
+        own, up, model = self.finish(work, cohort)
         return Outcome(own, up, keep_stats(work), {s: self._score(model, cohort, s, self._logits) for s in splits})
 
     def _score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
@@ -97,6 +95,12 @@ class Stacked:
             return f(self.task, work, {**cohort.shared, **parts}, *rest)
 
         return _solid(vmap(one)(work, cohort.parts, *rest))
+
+    def finish(self, work: Tree, cohort: Cohort) -> tuple[Tree, Tree, Any]:
+        """What is kept, what is sent, and PM_post."""
+        own, up = self._each(self.alg.finish, cohort, work, cohort.own, cohort.info)
+        trained = cohort.info._replace(first=torch.zeros_like(cohort.info.first))
+        return own, up, self._each(self.alg.model, cohort, work, trained)
 
     def enter(self, phase: Phase, work: Tree, cohort: Cohort) -> Tree:
         return work if phase.enter is None else self._each(phase.enter, cohort, work, cohort.info)
@@ -136,26 +140,15 @@ class Stacked:
         state, spec = tree_flatten(work)
         runner = self.runner(where, phase, work, cohort)
         runner.start(state, *flat_rest(cohort))
+        ahead = Ahead(self.task, timetable, self._window_length(timetable.batch * timetable.group))
         ragged = steps[-1] != steps[0]
         result = [v.clone() for v in state] if ragged else []
-        k, window, window_end, window_start = 0, None, 0, 0
-        for stop in np.unique(steps[steps > 0]).tolist():
-            active = int((steps >= stop).sum())
-            prefix = self.plan.prefix(active, len(cohort))
-            while k < stop:
-                if k == window_end:
-                    window_start, window_end = (
-                        k,
-                        min(int(steps[0]), k + self._window_length(timetable.batch * timetable.group)),
-                    )
-                    rows = np.minimum(np.arange(prefix), len(cohort) - 1)
-                    window = timetable.window(self.task, rows, np.arange(window_start, window_end))
-                until = min(stop, window_end)
-                assert window is not None
-                runner.advance(window, k - window_start, until - window_start, prefix)
-                k = until
+        for stop in np.unique(steps[steps > 0]).tolist():  # the steps after which some clients are done
+            active, left = int((steps >= stop).sum()), int((steps > stop).sum())
+            prefix = self.plan.prefix(active)
+            for window, first, last in ahead.until(stop, prefix):
+                runner.advance(window, first, last, prefix)
             if ragged:
-                left = int((steps > stop).sum())
                 for mine, new, moves in zip(result, runner.rows(left, active), runner.moves, strict=True):
                     if moves:
                         mine[left:active] = new
