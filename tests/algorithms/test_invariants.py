@@ -223,3 +223,25 @@ def test_running_statistics_stay_with_their_client_and_are_averaged_for_the_serv
     assert records[-1].server is not None
     assert set(run.server) == {"w"}
     assert not any("running" in k for k in run.server["w"])
+
+
+def test_scaffolds_server_variate_counts_clients_that_are_not_sampled():
+    """c = c + (1/N) sum over the cohort of Delta c_i, with N = 4 also when two take part."""
+    task = make_task((12, 20, 7, 15))
+    run = Rounds(method("scaffold"), task, 0, plan=PLAN)
+    run.advance(evaluate=False, cohort=np.array([1, 3]))
+    own = run.store.rows["own"]["c"]
+    for name, c in run.server["c"].items():
+        torch.testing.assert_close(c, (own[name][1] + own[name][3]) / 4)
+
+
+def test_running_statistics_continue_where_the_client_left_off():
+    """With a vanishing learning rate the batch mean m never changes, so after k steps the running mean is
+    (1 - 0.9^k) m; 3 rounds of 2 epochs with one batch each are 6 steps."""
+    task = make_task((8, 9), norm=True, lr=1e-14, epochs=2)
+    run, _ = play(method("fedavg"), task)
+    w = task.init(run.key)
+    for i in range(2):
+        x = task.data.x[task.data.splits["train"][i]]
+        mean = (x @ w["first.weight"].T + w["first.bias"]).mean(0)
+        torch.testing.assert_close(run.store.rows["stats"]["w"]["norm.running_mean"][i], (1 - 0.9**6) * mean)
