@@ -1,11 +1,13 @@
 """The examples of the README run as they stand, and its commands are known to the command line."""
 
+import doctest
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+import fedloom.experiment
 from fedloom.cli import main as cli
 from fedloom.experiment import configure
 
@@ -28,6 +30,12 @@ def test_list_commands_work(line, monkeypatch, capsys):
         cli.main()
     assert stop.value.code == 0
     assert capsys.readouterr().out
+
+
+def test_the_example_of_run_is_true():
+    found = doctest.testmod(fedloom.experiment)
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 def test_run_commands_have_valid_settings():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import math
@@ -70,7 +71,7 @@ class Config:
     algorithm: Algorithm
     dataset: Dataset | Federation
     partition: Partition
-    model: Model | nn.Module
+    model: Model | nn.Module | Callable[[], nn.Module]
     head: str = "head"
     data_dir: Path | None = None
 
@@ -79,7 +80,7 @@ def configure(
     algorithm: str | Algorithm | type[Algorithm] = "ditto",
     dataset: str | Dataset | Federation = "digits",
     partition: str | Partition | None = None,
-    model: str | Model | nn.Module | None = None,
+    model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,
     head: str = "head",
     data_dir: str | Path | None = None,
     values: Mapping[str, Any] | None = None,
@@ -101,10 +102,9 @@ def configure(
         "partition": PARTITIONS[partition] if isinstance(partition, str) else partition,
         "model": MODELS[model] if isinstance(model, str) else model,
     }
-    classes: dict[str, Any] = {
-        "run": Settings,
-        **{name: owner for name, owner in owners.items() if isinstance(owner, type)},
-    }
+    configurable = Algorithm | Dataset | Partition | Model
+    classes: dict[str, Any] = {"run": Settings}
+    classes |= {name: o for name, o in owners.items() if isinstance(o, type) and issubclass(o, configurable)}
     sorted_ = _sort(values, classes)
     settings = build(Settings, {**usual, **sorted_.pop("run")}, "a run")
     made = {name: build(classes[name], found, f"{name} '{classes[name].name}'") for name, found in sorted_.items()}
@@ -179,24 +179,12 @@ def _network(config: Config, data: Federation) -> Network:
     if len(sample) == 1:
         sample = torch.cat([sample, sample])
     shape, classes = tuple(sample.shape[1:]), data.classes
-    if isinstance(config.model, nn.Module):
-        return Network(_again(config.model), config.head, sample, data.dtype)
     model = config.model
-    return Network(lambda: model.build(shape, classes), "head", sample, data.dtype)
-
-
-def _again(module: nn.Module) -> Callable[[], nn.Module]:
-    """A user's own module, initialised anew by the layers' own `reset_parameters`; what has none keeps its values."""
-    import copy
-
-    def make() -> nn.Module:
-        fresh = copy.deepcopy(module)
-        for layer in fresh.modules():
-            if callable(reset := getattr(layer, "reset_parameters", None)):
-                reset()
-        return fresh
-
-    return make
+    if isinstance(model, nn.Module):  # its values are where everybody starts, whatever the seed
+        return Network(lambda: copy.deepcopy(model), config.head, sample, data.dtype)
+    if isinstance(model, Model):
+        return Network(lambda: model.build(shape, classes), "head", sample, data.dtype)
+    return Network(model, config.head, sample, data.dtype)
 
 
 def check(alg: Algorithm, task: Task) -> None:
@@ -238,11 +226,6 @@ class Result:
     store: Tree
     seconds: float
 
-    @property
-    def personal(self) -> str:
-        """The view that stands for the method: PM_pre, what a client would use next."""
-        return "pre"
-
     def last(self) -> dict[str, Any]:
         return self.rounds[-1]
 
@@ -273,13 +256,16 @@ def run(
     dataset: str | Dataset | Federation = "digits",
     *,
     partition: str | Partition | None = None,
-    model: str | Model | nn.Module | None = None,
+    model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,
     head: str = "head",
     data_dir: str | Path | None = None,
     on_round: OnRound | None = None,
     **values: Any,
 ) -> Result:
     """Train and evaluate one method.
+
+    `model` is a name, a module (its values are where everybody starts) or a function that builds one (new values for
+    every seed); `head` names its last layer. Settings are given by name; `partition__k=2` where two have the same one.
 
     >>> import fedloom
     >>> result = fedloom.run("fedrep", rounds=3, clients=5, seed=1)
@@ -345,8 +331,8 @@ def describe(config: Config) -> dict[str, Any]:
     described["split"] = list(config.settings.split)
     for section in SECTIONS:
         thing = getattr(config, section)
-        if isinstance(thing, Federation | nn.Module):
-            described[section] = {"name": type(thing).__name__}
-        else:
+        if isinstance(thing, Algorithm | Dataset | Partition | Model):
             described[section] = {"name": thing.name, **dataclasses.asdict(thing)}
+        else:
+            described[section] = {"name": getattr(thing, "__name__", type(thing).__name__)}
     return described

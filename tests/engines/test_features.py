@@ -8,8 +8,9 @@ import pytest
 import torch
 from helpers import RAGGED, assert_same, make_task, plan_id, play
 
+from fedloom.algorithms.fedavg import FedAvg
 from fedloom.core.autodiff import grad, vmap
-from fedloom.core.contract import Algorithm, Phase, Slot
+from fedloom.core.contract import Phase, Slot
 from fedloom.core.keys import fold, normal
 from fedloom.core.tree import axpy, mean, scale, sub, take, tree_map, where, zeros_like
 from fedloom.engines.plan import Plan
@@ -20,33 +21,16 @@ if torch.cuda.is_available():
 
 
 @dataclass(frozen=True)
-class Plain(Algorithm):
-    """FedAvg, for the sketches to build on."""
+class Plain(FedAvg):
+    """FedAvg that leaves the rest of `work` and of the server alone, for the sketches to build on."""
 
-    def init_server(self, task, key):
-        return {"w": task.init(key)}
-
-    def begin(self, task, down, own, info):
-        return {"w": task.slot(down["w"])}
-
-    def phases(self, task):
-        return [Phase(self.step, task.epochs)]
+    pre_is_global = False
 
     def step(self, task, work, batch, down, info):
-        g, w = task.grad(work["w"], batch)
-        return {**work, "w": task.sgd(w, g)}
-
-    def finish(self, task, work, down, own, info):
-        return own, {"w": work["w"].params}
+        return {**work, **super().step(task, work, batch, down, info)}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {**server, "w": mean(up["w"], info.n)}
-
-    def model(self, task, work, down, info):
-        return work["w"]
-
-    def global_model(self, task, server):
-        return server["w"]
+        return {**server, **super().aggregate(task, server, up, info, t, key)}
 
 
 @dataclass(frozen=True)
