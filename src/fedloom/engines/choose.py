@@ -135,6 +135,17 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def _all_phases(alg: Algorithm, task: Task) -> list[tuple[str, int, Phase]]:
+    """What a round consists of: the phases of training, and those of adaptation before evaluation."""
+    kinds = {"train": alg.phases(task), "adapt": alg.adapt(task)}
+    return [(kind, index, phase) for kind, phases in kinds.items() for index, phase in enumerate(phases)]
+
+
+def _share(kind: str, task: Task, cohort: Cohort) -> float:
+    """How often the cohort's work is done in a round: evaluation adapts all clients."""
+    return 1.0 if kind == "train" else task.clients / len(cohort)
+
+
 def _epochs(phase: Phase) -> int:
     return phase.epochs if isinstance(phase.epochs, int) else 1
 
@@ -157,9 +168,10 @@ def _measure_per_client(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -
     """Times a few steps of the largest client."""
     executor = PerClient(alg, task, seed)
     largest = int(np.argmax(task.data.splits["train"].sizes[cohort.ids]))
-    down, _, info, work = executor.start(cohort, largest)
-    total = 0.0
-    for phase in alg.phases(task):
+    down, _, info, start = executor.start(cohort, largest)
+    total, work = 0.0, start
+    for kind, index, phase in _all_phases(alg, task):
+        work = work if index else start
         if phase.enter is not None:
             work = phase.enter(task, work, down, info)
         timetable = schedule.build(task, phase, seed, cohort.ids, cohort.t, np.full(len(cohort), _epochs(phase)))
@@ -170,7 +182,8 @@ def _measure_per_client(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -
                 work = phase.step(task, work, batch, down, info)
 
         if batches:
-            total += _seconds(steps, task.data.device) / len(batches) * int(timetable.steps.sum())
+            each = _seconds(steps, task.data.device) / len(batches)
+            total += _share(kind, task, cohort) * each * int(timetable.steps.sum())
     return Option(Plan("per-client", scoring="per-client"), executor, total)
 
 
@@ -181,21 +194,22 @@ def _measure_stacked(alg: Algorithm, task: Task, seed: int, cohort: Cohort, plan
     executor = Stacked(alg, task, seed, plan)
     sizes = task.data.splits["train"].sizes[cohort.ids]
     some = cohort.rows(np.argsort(-sizes, kind="stable")[: plan.chunk])
-    work = executor.begin(some)
+    work = start = executor.begin(some)
     pieces = -(-len(cohort) // plan.chunk)
     total = once = 0.0
-    for index, phase in enumerate(executor.phases["train"]):
-        work = executor.enter(phase, work, some)
+    for kind, index, phase in _all_phases(alg, task):
+        work = executor.enter(phase, work if index else start, some)
         timetable = schedule.build(task, phase, seed, some.ids, some.t, np.full(len(some), _epochs(phase)))
         steps = np.sort(timetable.steps)[::-1]
         if not steps[0]:
             continue
         active = (steps > np.arange(steps[0])[:, None]).sum(1)
         prefixes = np.array([plan.prefix(int(a)) for a in active])
-        runner = executor.runner(("train", index), phase, work, some)
+        runner = executor.runner((kind, index), phase, work, some)
         grid = sorted({int(prefixes[0]), int(prefixes[-1])})
         timed = [_time_prefix(runner, task, timetable, work, some, prefix) for prefix in grid]
-        total += pieces * float(np.interp(prefixes, grid, [step for _, step in timed]).sum())
+        seconds = float(np.interp(prefixes, grid, [step for _, step in timed]).sum())
+        total += _share(kind, task, cohort) * pieces * seconds
         if plan.replay != "eager":
             once += float(np.mean([ready for ready, _ in timed])) * len(np.unique(prefixes))
     return Option(plan, executor, total, once)
