@@ -33,6 +33,7 @@ MISTAKES = {
     "setting in a section": (("run", "--set", "algorithm.lamb=3"), "algorithm 'ditto' has no setting 'lamb'"),
     "set without a value": (("run", "--set", "lam"), "key=value"),
     "set twice": (("run", "--set", "lam=1", "--set", "lam=2"), "twice"),
+    "option and set": (("run", "--lr", "1", "--set", "lr=2"), "'lr' is given twice"),
     "rounds 0": (("run", "--rounds", "0"), "rounds must be at least 1, not 0"),
     "rounds a word": (("run", "--rounds", "many"), "rounds must be a whole number, not 'many'"),
     "rounds a fraction": (("run", "--rounds", "2.5"), "whole number"),

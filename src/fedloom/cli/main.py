@@ -62,7 +62,10 @@ def run(
         "device": device, "dtype": dtype, "engine": engine, "plan": plan,
     }  # fmt: skip
     values: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    values |= _pairs(set_ or [])
+    pairs = _pairs(set_ or [])
+    if twice := sorted(values.keys() & pairs.keys()):
+        raise UserError(f"'{twice[0]}' is given twice, as an option and with --set.")
+    values |= pairs
     _log(verbose)
     from fedloom.experiment import configure, execute  # torch takes seconds to import; help should not
 

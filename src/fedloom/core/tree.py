@@ -10,7 +10,7 @@ Tree: TypeAlias = Any
 Number: TypeAlias = float | Tensor
 
 __all__ = [
-    "Tree", "add", "axpy", "dot", "leaves", "mean", "norm", "scale", "size_bytes", "sub", "take", "tree_flatten",
+    "Tree", "add", "axpy", "leaves", "mean", "norm", "scale", "size_bytes", "sub", "take", "tree_flatten",
     "tree_map", "tree_unflatten", "uniform_mean", "where", "zeros_like",
 ]  # fmt: skip
 
@@ -45,11 +45,6 @@ def zeros_like(a: Tree) -> Tree:
 def where(condition: Tensor, a: Tree, b: Tree) -> Tree:
     """a where the (scalar) condition holds, else b."""
     return tree_map(lambda x, y: torch.where(condition, x, y), a, b)
-
-
-def dot(a: Tree, b: Tree) -> Tensor:
-    products: list[Tensor] = leaves(tree_map(lambda x, y: (x * y).sum(), a, b))
-    return torch.stack(products).sum()
 
 
 def norm(a: Tree) -> Tensor:

@@ -78,9 +78,7 @@ def keep_stats(work: Tree) -> Tree:
 
 
 def put_stats(work: Tree, stats: Tree) -> Tree:
-    return (
-        {name: v._replace(buffers=stats[name]) if name in stats else v for name, v in work.items()} if stats else work
-    )
+    return {**work, **{name: work[name]._replace(buffers=kept) for name, kept in stats.items()}}
 
 
 def global_slot(alg: Algorithm, task: Task, params: Params, stats: Tree) -> Slot:

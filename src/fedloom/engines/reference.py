@@ -3,7 +3,7 @@ nothing from stacking."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,17 +68,15 @@ class PerClient:
         if phase.enter is not None:
             work = phase.enter(self.task, work, down, info)
         epochs = phase.epochs if isinstance(phase.epochs, int) else int(phase.epochs(self.task, work, info))
-        for e, chunk in self._chunks(phase, epochs):
-            timetable = schedule.build(self.task, phase, self.seed, np.array([i]), t, np.array([chunk]), first_epoch=e)
+        # all epochs at once, or one by one where a condition is asked in between
+        spans = [(0, epochs)] if phase.until is None else [(e, 1) for e in range(epochs)]
+        for first, count in spans:
+            timetable = schedule.build(self.task, phase, self.seed, np.array([i]), t, np.array([count]), first)
             for batch in timetable.batches(self.task, 0):
                 work = phase.step(self.task, work, batch, down, info)
             if phase.until is not None and bool(phase.until(work)):
                 break
         return work
-
-    def _chunks(self, phase: Phase, epochs: int) -> Iterable[tuple[int, int]]:
-        """(first epoch, number of epochs): all at once, or one by one where a condition is asked in between"""
-        return [(0, epochs)] if phase.until is None else [(e, 1) for e in range(epochs)]
 
     def _personal(self, model: Any) -> Predict:
         return lambda x: self.alg.logits(self.task, model, x)

@@ -16,14 +16,13 @@ from fedloom.core.keys import fold, rng, root
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, mean, size_bytes, take, tree_map
 from fedloom.engines.choose import choose, make_executor
-from fedloom.engines.cohort import Cohort, Scores, keep_stats, make_info
+from fedloom.engines.cohort import Cohort, Scores, global_slot, keep_stats, make_info, score_client
 from fedloom.engines.plan import Plan
 from fedloom.engines.store import Store
 
 log = logging.getLogger("fedloom")
 
 Engine = Literal["reference", "vectorized"]
-VIEWS = ("pre", "post", "global")  # PM_pre, PM_post, GM
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Round:
 
     t: int
     cohort: np.ndarray
-    scores: dict[str, dict[str, np.ndarray]]  # view -> split -> scores; empty where the round is not evaluated
+    scores: dict[str, dict[str, np.ndarray]]  # view (pre, post, global) -> split -> scores; empty if not evaluated
     server: np.ndarray | None  # GM on D_CS
     bytes_down: int
     bytes_up: int
@@ -151,13 +150,9 @@ class Rounds:
         data = self.task.data
         if params is None or data.server is None:
             return None
-        total = torch.zeros(3, dtype=self.task.dtype, device=data.device)
-        stats = self.server_stats.get(self.alg.global_slot, {})
-        for rows in torch.split(data.server, 1024):
-            out = self.task.network.apply(params, stats, data.prepare(data.x[rows]), train=False)
-            everyone = torch.ones(len(rows), dtype=self.task.dtype, device=data.device)
-            total += self.task.score(out.logits, data.y[rows], everyone).sum(0)
-        return total.double().cpu().numpy()
+        slot = global_slot(self.alg, self.task, params, self.server_stats)
+        found = score_client(self.task, lambda x: self.task.predict(slot, x).logits, data.server)
+        return found.double().cpu().numpy()
 
 
 def _numpy(scores: Scores) -> dict[str, np.ndarray]:
