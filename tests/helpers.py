@@ -82,7 +82,7 @@ def assert_same(alg, task, plan, tolerance, rounds=3):
     found, found_records = play(alg, task, plan, rounds)
     for name, a, b in (
         ("server", expected.server, found.server),
-        ("clients", expected.store.rows, found.store.rows),
+        ("clients", expected.store.everyone(), found.store.everyone()),
     ):
         flat_a, spec_a = tree_flatten(a)
         flat_b, spec_b = tree_flatten(b)

@@ -4,12 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedloom.compare import Comparison, compare
     from fedloom.core.contract import Algorithm, Batch, Draw, Info, Phase, Slot
     from fedloom.core.errors import UserError
     from fedloom.core.federation import Federation, Ragged
     from fedloom.core.settings import setting
     from fedloom.core.task import Task
-    from fedloom.experiment import Result, run
+    from fedloom.experiment import Result, load, run
 
 __version__ = "0.1.0"
 
@@ -19,12 +20,13 @@ _HOMES = {
     "fedloom.core.federation": ("Federation", "Ragged"),
     "fedloom.core.settings": ("setting",),
     "fedloom.core.task": ("Task",),
-    "fedloom.experiment": ("Result", "run"),
+    "fedloom.compare": ("Comparison", "compare"),
+    "fedloom.experiment": ("Result", "load", "run"),
 }
 
 __all__ = [
-    "Algorithm", "Batch", "Draw", "Federation", "Info", "Phase", "Ragged", "Result", "Slot", "Task", "UserError", "run",
-    "setting",
+    "Algorithm", "Batch", "Comparison", "Draw", "Federation", "Info", "Phase", "Ragged", "Result", "Slot", "Task",
+    "UserError", "compare", "load", "run", "setting",
 ]  # fmt: skip
 
 

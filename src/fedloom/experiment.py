@@ -6,132 +6,41 @@ import copy
 import dataclasses
 import logging
 import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
+import pyarrow as pa
 import torch
 from torch import nn
 
-from fedloom.core.contract import ALGORITHMS, Algorithm
-from fedloom.core.errors import UserError, nearest
+from fedloom.config import Config, Request, configure, describe
+from fedloom.core.contract import Algorithm
+from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
+from fedloom.core.keys import rng
 from fedloom.core.network import Network
-from fedloom.core.settings import build, fields, setting
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree
 from fedloom.data.divide import divide
-from fedloom.data.partitions import PARTITIONS, Partition
-from fedloom.data.pool import DATASETS, Dataset
+from fedloom.data.partitions import Partition
+from fedloom.data.pool import Dataset
 from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Round, Rounds
-from fedloom.metrics.scores import accuracies, convergence_round, summarize
-from fedloom.models.zoo import MODELS, Model
+from fedloom.engines.rounds import Rounds
+from fedloom.engines.store import make_store
+from fedloom.metrics.scores import convergence_round
+from fedloom.models.zoo import Model
+from fedloom.runs.directory import Directory
+from fedloom.runs.interrupt import Stopped, stoppable
+from fedloom.runs.records import Records, Row
 
 log = logging.getLogger("fedloom")
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What every run has, whatever the method, data set, partition and model."""
-
-    clients: int = setting(20, "N, number of clients (where the data set leaves it open)", low=1)
-    rounds: int = setting(50, "T, communication rounds", low=1)
-    participation: float = setting(1.0, "share of clients in a round, or their number if above 1", above=0)
-    lr: float = setting(0.05, "eta, local learning rate", above=0)
-    momentum: float = setting(0.0, "momentum of local SGD", low=0, high=0.9999)
-    weight_decay: float = setting(0.0, "weight decay of local SGD", low=0)
-    clip: float | None = setting(None, "gradient norm is clipped to this", above=0)
-    batch_size: int = setting(10, "B, samples in a batch", low=1)
-    local_epochs: int = setting(1, "E, passes over a client's data in a round", low=1)
-    seed: int = setting(0, "of initial model, client sampling, batches", low=0)
-    partition_seed: int = setting(1, "of the partition; the same for all seeds by default", low=0)
-    split: tuple[float, float, float] = setting((0.7, 0.1, 0.2), "train/validation/test shares of a client's data")
-    pool: Literal["merged", "train", "separate"] = setting("merged", "what is divided among clients")
-    subset: int | None = setting(None, "keep so many clients of the partition, drawn at random", low=1)
-    server_share: float = setting(0.0, "share of the samples that goes to the server (D_CS)", low=0, high=0.9)
-    eval_every: int = setting(1, "rounds between evaluations", low=1)
-    dtype: Literal["float32", "float64"] = setting("float32", "precision")
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
-    engine: Literal["vectorized", "reference"] = setting("vectorized", "who runs the clients")
-    plan: Literal["auto", "stacked", "per-client"] = setting("auto", "how the vectorized engine does it")
-
-
-SECTIONS = ("algorithm", "dataset", "partition", "model")
-
-
-@dataclass(frozen=True)
-class Config:
-    """Everything that was chosen, checked."""
-
-    settings: Settings
-    algorithm: Algorithm
-    dataset: Dataset | Federation
-    partition: Partition
-    model: Model | nn.Module | Callable[[], nn.Module]
-    head: str = "head"
-    data_dir: Path | None = None
-
-
-def configure(
-    algorithm: str | Algorithm | type[Algorithm] = "ditto",
-    dataset: str | Dataset | Federation = "digits",
-    partition: str | Partition | None = None,
-    model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,
-    head: str = "head",
-    data_dir: str | Path | None = None,
-    values: Mapping[str, Any] | None = None,
-) -> Config:
-    """Check names and values. A bare key belongs to the run, the method, the data set, the partition or the model,
-    whichever has it; `partition.k` names one where two have the same."""
-    values = dict(values or {})
-    if isinstance(dataset, Federation):
-        data_class: Any = None
-        usual: dict[str, Any] = {}
-    else:
-        data_class = DATASETS[dataset] if isinstance(dataset, str) else type(dataset)
-        usual = dict(data_class.usual)
-    model = model if model is not None else ("mlp" if data_class is None else data_class.model)
-    partition = partition if partition is not None else ("natural" if data_class is None else data_class.partition)
-    owners: dict[str, Any] = {
-        "algorithm": ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm,
-        "dataset": data_class if isinstance(dataset, str) else dataset,
-        "partition": PARTITIONS[partition] if isinstance(partition, str) else partition,
-        "model": MODELS[model] if isinstance(model, str) else model,
-    }
-    configurable = Algorithm | Dataset | Partition | Model
-    classes: dict[str, Any] = {"run": Settings}
-    classes |= {name: o for name, o in owners.items() if isinstance(o, type) and issubclass(o, configurable)}
-    sorted_ = _sort(values, classes)
-    settings = build(Settings, {**usual, **sorted_.pop("run")}, "a run")
-    made = {name: build(classes[name], found, f"{name} '{classes[name].name}'") for name, found in sorted_.items()}
-    folder = None if data_dir is None else Path(data_dir)
-    return Config(settings, **{**owners, **made}, head=head, data_dir=folder)
-
-
-def _sort(values: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    sorted_: dict[str, dict[str, Any]] = {name: {} for name in classes}
-    for key, value in values.items():
-        section, dot, bare = key.rpartition(".")
-        if dot:
-            if section not in classes or section == "run":
-                raise UserError(
-                    f"'{key}' does not name a section; {nearest(section, [s for s in classes if s != 'run'])}"
-                )
-            sorted_[section][bare] = value
-            continue
-        having = [name for name, cls in classes.items() if key in fields(cls)]
-        if not having:
-            known = [field for cls in classes.values() for field in fields(cls)]
-            raise UserError(f"Unknown setting '{key}'; {nearest(key, known)}")
-        if len(having) > 1:
-            options = " or ".join(f"{name}.{key}" for name in having)
-            raise UserError(f"'{key}' is a setting of both {' and '.join(having)}; write {options}.")
-        sorted_[having[0]][key] = value
-    return sorted_
+VIEWS = ("pre", "post", "global")
 
 
 def find_device(name: str) -> torch.device:
@@ -149,8 +58,8 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def make_task(config: Config) -> Task:
-    """Load and divide the data, build the model, and check that method, data and model fit together."""
+def make_data(config: Config) -> Federation:
+    """Load and divide the data, on the device."""
     s = config.settings
     device, dtype = find_device(s.device), torch.float64 if s.dtype == "float64" else torch.float32
     if isinstance(config.dataset, Federation):
@@ -161,15 +70,22 @@ def make_task(config: Config) -> Task:
             pool, config.partition, s.clients,
             split=s.split, source=s.pool, subset=s.subset, server_share=s.server_share, seed=s.partition_seed,
         )  # fmt: skip
-    data = data.to(device, dtype)
     for note in data.notes:
         log.warning("%s.", note)
-    network = _network(config, data)
+    return data.to(device, dtype)
+
+
+def make_task(config: Config, data: Federation | None = None) -> Task:
+    """Data, model, and a check that method, data and model fit together. `data` saves dividing the same data again."""
+    s = config.settings
+    data = data if data is not None else make_data(config)
     task = Task(
-        data, network, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
+        data, _network(config, data), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
         batch_size=s.batch_size, epochs=s.local_epochs, rounds=s.rounds, participation=s.participation,
     )  # fmt: skip
     check(config.algorithm, task)
+    if s.eval_clients is not None and s.eval_clients > task.clients:
+        raise UserError(f"eval_clients asks for {s.eval_clients} clients, but there are {task.clients}.")
     return task
 
 
@@ -215,29 +131,50 @@ def check(alg: Algorithm, task: Task) -> None:
 
 @dataclass
 class Result:
-    """The records of a run. `rounds` has a row per evaluated round, `clients` a row per client and evaluated round."""
+    """The records of a run. `rounds` has a row per evaluated round, `clients` one per client and evaluated round."""
 
-    config: dict[str, Any]
+    config: Request
     plan: dict[str, Any]
-    partition: str
-    rounds: list[dict[str, Any]]
-    clients: list[dict[str, Any]]
-    server: Tree
-    store: Tree
-    seconds: float
+    partition: str  # digest
+    rounds: list[Row]
+    clients: pa.Table
+    timings: list[Row]
+    folder: Path | None = None
+    state: tuple[Tree, Tree] | None = field(default=None, repr=False)
 
-    def last(self) -> dict[str, Any]:
+    @property
+    def server(self) -> Tree:
+        """What the server has at the end."""
+        return self._final[0]
+
+    @property
+    def store(self) -> Tree:
+        """Private state of the clients at the end, a row each."""
+        return self._final[1]
+
+    @cached_property
+    def _final(self) -> tuple[Tree, Tree]:
+        if self.state is not None:
+            return self.state
+        assert self.folder is not None
+        return Directory(self.folder).final()
+
+    @property
+    def seconds(self) -> float:
+        return sum(row["train_seconds"] + row["eval_seconds"] for row in self.timings)
+
+    def last(self) -> Row:
         return self.rounds[-1]
 
-    def best_on_validation(self, view: str = "pre") -> dict[str, Any]:
+    def best_on_validation(self, view: str = "pre") -> Row:
         """The evaluated round with the highest mean validation accuracy (the first of equals)."""
         return self._best(f"{view}_val_acc_mean")
 
-    def best_on_test(self, view: str = "pre") -> dict[str, Any]:
+    def best_on_test(self, view: str = "pre") -> Row:
         """The papers' protocol: selected on the very numbers it reports, so never quote it alone."""
         return self._best(f"{view}_acc_mean")
 
-    def _best(self, column: str) -> dict[str, Any]:
+    def _best(self, column: str) -> Row:
         scored = [row for row in self.rounds if row.get(column) is not None]
         if not scored:
             return self.rounds[-1]
@@ -247,8 +184,19 @@ class Result:
         """The round in which accuracy stopped rising, as far as it was evaluated."""
         return self.rounds[convergence_round([row[f"{view}_acc_mean"] for row in self.rounds]) - 1]["round"]
 
+    def views(self) -> list[str]:
+        """Which models were scored: pre, post, global."""
+        return [view for view in VIEWS if f"{view}_acc_mean" in self.last()]
 
-OnRound = Callable[[int, int, dict[str, Any] | None], None]
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"partition": self.partition, "rounds": self.last()["round"], "last": self.last()}
+        for name, pick in (("best_on_validation", self.best_on_validation), ("best_on_test", self.best_on_test)):
+            found[name] = {view: pick(view) for view in self.views()}
+        found["convergence_round"] = {view: self.convergence_round(view) for view in self.views()}
+        return found
+
+
+OnRound = Callable[[int, int, Row | None], None]
 
 
 def run(
@@ -259,6 +207,8 @@ def run(
     model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,
     head: str = "head",
     data_dir: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
     on_round: OnRound | None = None,
     **values: Any,
 ) -> Result:
@@ -266,6 +216,7 @@ def run(
 
     `model` is a name, a module (its values are where everybody starts) or a function that builds one (new values for
     every seed); `head` names its last layer. Settings are given by name; `partition__k=2` where two have the same one.
+    `out` is a folder in which everything is kept; with `resume`, a run that is there is continued.
 
     >>> import fedloom
     >>> result = fedloom.run("fedrep", rounds=3, clients=5, seed=1)
@@ -274,65 +225,97 @@ def run(
     """
     values = {key.replace("__", "."): value for key, value in values.items()}
     config = configure(algorithm, dataset, partition, model, head, data_dir, values)
-    return execute(config, on_round=on_round)
+    return execute(config, out=out, resume=resume, on_round=on_round)
 
 
-def execute(config: Config, on_round: OnRound | None = None, plan: Plan | None = None) -> Result:
+def load(folder: str | Path) -> Result:
+    """The results of a run directory; of one that is not finished, as far as they are recorded."""
+    directory = Directory(Path(folder))
+    config, plan, partition, records = directory.contents()
+    return Result(config, plan, partition, records.rounds, records.clients, records.timings, folder=directory.path)
+
+
+def execute(
+    config: Config,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    plan: Plan | None = None,
+    data: Federation | None = None,
+) -> Result:
+    """Carry out a run: in memory, or in a directory (`out`), where one that was stopped goes on (`resume`)."""
+    directory = None if out is None else Directory(Path(out), config.settings.checkpoint_every)
+    if directory is None and resume:
+        raise UserError("resume needs out, the folder of the run.")
+    if directory is None and config.settings.store == "disk":
+        raise UserError("store=disk keeps the clients' state in the folder of the run; give it one with out.")
+    if directory is not None and directory.check(describe(config), resume):
+        return load(directory.path)
+    with _deterministic(config.settings.deterministic):
+        task = make_task(config, data)
+        if directory is None:
+            return _advance(config, task, None, plan, on_round)
+        with directory.claimed(describe(config), resume):
+            return _advance(config, task, directory, plan, on_round)
+
+
+def _advance(
+    config: Config, task: Task, directory: Directory | None, plan: Plan | None, on_round: OnRound | None
+) -> Result:
     s = config.settings
-    start = time.perf_counter()
-    task = make_task(config)
-    rounds = Rounds(config.algorithm, task, s.seed, s.engine, plan or s.plan)
-    rows: list[dict[str, Any]] = []
-    clients: list[dict[str, Any]] = []
-    for t in range(s.rounds):
-        evaluated = (t + 1) % s.eval_every == 0 or t == s.rounds - 1
-        done = rounds.advance(evaluate=evaluated)
-        if evaluated:
-            rows.append(round_row(done))
-            clients.extend(client_rows(done))
+    partition = directory.keep_partition(task.data) if directory else task.data.digest()
+    plan = plan or (directory.plan(task.data.device) if directory else None)
+    evaluated = None
+    if s.eval_clients is not None:
+        evaluated = rng("eval", s.partition_seed).choice(task.clients, s.eval_clients, replace=False)
+    store = partial(make_store, kind=s.store, folder=directory.store if directory else None)
+    with _threads(plan.threads if plan else 0), stoppable() if directory else nullcontext() as wish:
+        rounds = Rounds(config.algorithm, task, s.seed, s.engine, plan or s.plan, evaluated, store)
+        records = directory.begin(rounds) if directory else Records()
         if on_round is not None:
-            on_round(t + 1, s.rounds, rows[-1] if evaluated else None)
-    return Result(
-        describe(config), rounds.plan.record(), task.data.digest(), rows, clients,
-        rounds.server, rounds.store.rows["own"], time.perf_counter() - start,
-    )  # fmt: skip
+            on_round(rounds.t, s.rounds, records.rounds[-1] if records.rounds else None)
+        while rounds.t < s.rounds:
+            now = (rounds.t + 1) % s.eval_every == 0 or rounds.t + 1 == s.rounds
+            row = records.add(rounds.advance(evaluate=now))
+            if on_round is not None:
+                on_round(rounds.t, s.rounds, row)
+            if directory is not None and wish is not None:
+                directory.keep_round(rounds, records, at_once=wish.asked or rounds.t == s.rounds)
+                if wish.asked and rounds.t < s.rounds:
+                    raise Stopped(directory.path, rounds.t, s.rounds)
+        result = Result(
+            describe(config), rounds.plan.record(), partition, records.rounds, records.clients, records.timings
+        )
+        if directory is None:
+            return dataclasses.replace(result, state=(rounds.server, rounds.store.everyone()["own"]))
+        directory.finish(rounds, result.summary())
+        return dataclasses.replace(result, folder=directory.path)
 
 
-def round_row(done: Round) -> dict[str, Any]:
-    """Metrics of a round. Columns are `<view>_<metric>` on test data and `<view>_val_<metric>` on validation data."""
-    row: dict[str, Any] = {"round": done.t + 1, "cohort": len(done.cohort)}
-    row |= {"bytes_down": done.bytes_down, "bytes_up": done.bytes_up, "seconds": done.seconds}
-    for view, splits in done.scores.items():
-        row |= {f"{view}_{name}": value for name, value in summarize(splits["test"]).items()}
-        row |= {f"{view}_val_{name}": value for name, value in summarize(splits["val"]).items()}
-        if "train" in splits:
-            row[f"{view}_train_loss"] = summarize(splits["train"])["loss"]
-    if done.server is not None:
-        row["acc_global"] = 100 * float(done.server[0] / done.server[2])
-    return row
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """The number of threads changes the last bits of a result, so a plan keeps it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def client_rows(done: Round) -> list[dict[str, Any]]:
-    columns: dict[str, np.ndarray] = {}
-    for view, splits in done.scores.items():
-        columns[f"{view}_acc"] = accuracies(splits["test"])
-        columns[f"{view}_val_acc"] = accuracies(splits["val"])
-    count = len(next(iter(columns.values())))
-    present = np.isin(np.arange(count), done.cohort)
-    return [
-        {"round": done.t + 1, "client": i, "sampled": bool(present[i]), **{k: float(v[i]) for k, v in columns.items()}}
-        for i in range(count)
-    ]
-
-
-def describe(config: Config) -> dict[str, Any]:
-    """The resolved configuration in plain values: enough to repeat the run, unless data or model were objects."""
-    described: dict[str, Any] = dataclasses.asdict(config.settings)
-    described["split"] = list(config.settings.split)
-    for section in SECTIONS:
-        thing = getattr(config, section)
-        if isinstance(thing, Algorithm | Dataset | Partition | Model):
-            described[section] = {"name": thing.name, **dataclasses.asdict(thing)}
-        else:
-            described[section] = {"name": getattr(thing, "__name__", type(thing).__name__)}
-    return described
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix product runs
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False  # nothing here reads what it has not written
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        memory.fill_uninitialized_memory = before[1]

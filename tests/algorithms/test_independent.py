@@ -72,7 +72,7 @@ def assert_params(found, expected):
 
 
 def client(run, name, i):
-    return {k: v[i] for k, v in run.store.rows["own"][name].items()}
+    return {k: v[i] for k, v in run.store.everyone()["own"][name].items()}
 
 
 def test_local():

@@ -67,8 +67,8 @@ def test_ditto_keeps_fedavg_as_its_global_model_and_sees_its_batches():
 
 def test_ditto_without_pull_is_local():
     task = make_task(RAGGED, participation=0.5)
-    ditto = play(method("ditto", lam=0.0), task)[0].store.rows["own"]["v"]
-    assert same(ditto, play(method("local"), task)[0].store.rows["own"]["theta"])
+    ditto = play(method("ditto", lam=0.0), task)[0].store.everyone()["own"]["v"]
+    assert same(ditto, play(method("local"), task)[0].store.everyone()["own"]["theta"])
 
 
 def test_fedrep_without_body_epochs_leaves_the_body():
@@ -86,8 +86,8 @@ def test_scaffold_starts_as_fedavg_with_equal_weights():
 def test_scaffold_keeps_a_control_variate_where_batchnorm_allows_no_step():
     task = make_task((1, 20, 20), norm=True)
     run, _ = play(method("scaffold"), task)
-    assert all((v[0] == 0).all() for v in run.store.rows["own"]["c"].values())
-    assert any((v[1] != 0).any() for v in run.store.rows["own"]["c"].values())
+    assert all((v[0] == 0).all() for v in run.store.everyone()["own"]["c"].values())
+    assert any((v[1] != 0).any() for v in run.store.everyone()["own"]["c"].values())
 
 
 def test_a_single_layer_has_nothing_to_share():
@@ -99,8 +99,8 @@ def test_a_single_layer_has_nothing_to_share():
             check(method(name), task)
     degenerate = method("fedper", allow_degenerate=True)
     check(degenerate, task)
-    own = play(degenerate, task)[0].store.rows["own"]["h"]
-    assert same(own, play(method("local"), task)[0].store.rows["own"]["theta"])
+    own = play(degenerate, task)[0].store.everyone()["own"]["h"]
+    assert same(own, play(method("local"), task)[0].store.everyone()["own"]["theta"])
 
 
 @pytest.mark.parametrize("name", [n for n in methods() if n not in ("fedavg", "local")])
@@ -130,9 +130,9 @@ def test_a_client_that_is_not_sampled_keeps_its_state(name):
     task = make_task([max(n, alg.min_samples(make_task(RAGGED))) for n in RAGGED], data={"server": 20})
     run = Rounds(alg, task, 0, plan=PLAN)
     run.advance(evaluate=False, cohort=np.array([0, 1, 2]))
-    before = [v.clone() for v in leaves(run.store.rows)]
+    before = [v.clone() for v in leaves(run.store.everyone())]
     run.advance(evaluate=False, cohort=np.array([1, 4]))
-    for old, new in zip(before, leaves(run.store.rows), strict=True):
+    for old, new in zip(before, leaves(run.store.everyone()), strict=True):
         still = [i for i in range(len(RAGGED)) if i not in (1, 4)]
         assert torch.equal(old[still], new[still])
 
@@ -153,7 +153,7 @@ def test_a_late_first_participation_starts_from_the_initial_head_and_the_newest_
     run = Rounds(method("fedper"), task, 0, plan=PLAN)
     for _ in range(3):
         run.advance(evaluate=False, cohort=np.array([1, 4]))
-    own = {k: v[0] for k, v in run.store.rows["own"]["h"].items()}
+    own = {k: v[0] for k, v in run.store.everyone()["own"]["h"].items()}
     assert same(own, task.head(task.init(run.key)))
     assert not same(run.server["phi"], task.body(task.init(run.key)))
 
@@ -180,7 +180,7 @@ def test_scores_are_those_of_the_right_model():
         return float(F.cross_entropy(net(data.x[rows]), data.y[rows], reduction="sum").detach())
 
     run, records = play(method("fedper"), task, evaluate=True)
-    heads = run.store.rows["own"]["h"]
+    heads = run.store.everyone()["own"]["h"]
     for i in range(3):
         params = {**run.server["phi"], **{k: v[i] for k, v in heads.items()}}
         assert records[-1].scores["pre"]["test"][i, 1] == pytest.approx(by_hand(params, i), rel=1e-9)
@@ -189,7 +189,7 @@ def test_scores_are_those_of_the_right_model():
         assert records[-1].scores["global"]["test"][i, 1] == pytest.approx(by_hand(run.server["w"], i), rel=1e-9)
     run, records = play(method("local"), task, evaluate=True)
     for i in range(3):
-        params = {k: v[i] for k, v in run.store.rows["own"]["theta"].items()}
+        params = {k: v[i] for k, v in run.store.everyone()["own"]["theta"].items()}
         assert records[-1].scores["post"]["test"][i, 1] == pytest.approx(by_hand(params, i), rel=1e-9)
 
 
@@ -215,7 +215,7 @@ def test_traffic_is_what_the_specification_lists():
 def test_running_statistics_stay_with_their_client_and_are_averaged_for_the_server_only():
     task = make_task((8, 20, 30), norm=True, data={"server": 10})
     run, records = play(method("fedavg"), task, rounds=2, evaluate=True)
-    means = run.store.rows["stats"]["w"]["norm.running_mean"]
+    means = run.store.everyone()["stats"]["w"]["norm.running_mean"]
     assert not torch.allclose(means[0], means[1])
     weights = torch.tensor([8, 20, 30], dtype=torch.float64) / 58
     expected = (weights[:, None] * means).sum(0)
@@ -230,7 +230,7 @@ def test_scaffolds_server_variate_counts_clients_that_are_not_sampled():
     task = make_task((12, 20, 7, 15))
     run = Rounds(method("scaffold"), task, 0, plan=PLAN)
     run.advance(evaluate=False, cohort=np.array([1, 3]))
-    own = run.store.rows["own"]["c"]
+    own = run.store.everyone()["own"]["c"]
     for name, c in run.server["c"].items():
         torch.testing.assert_close(c, (own[name][1] + own[name][3]) / 4)
 
@@ -244,4 +244,4 @@ def test_running_statistics_continue_where_the_client_left_off():
     for i in range(2):
         x = task.data.x[task.data.splits["train"][i]]
         mean = (x @ w["first.weight"].T + w["first.bias"]).mean(0)
-        torch.testing.assert_close(run.store.rows["stats"]["w"]["norm.running_mean"][i], (1 - 0.9**6) * mean)
+        torch.testing.assert_close(run.store.everyone()["stats"]["w"]["norm.running_mean"][i], (1 - 0.9**6) * mean)

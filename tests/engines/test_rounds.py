@@ -22,7 +22,7 @@ EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
 
 
 def state_bytes(run):
-    return [v.numpy().tobytes() for v in leaves((run.server, run.store.rows))]
+    return [v.numpy().tobytes() for v in leaves((run.server, run.store.everyone()))]
 
 
 def task_of(name, **settings):
@@ -156,9 +156,9 @@ def test_measuring_gives_times_for_every_method_and_leaves_no_trace():
     before = state_bytes(run)
     cohort = run._cohort(np.arange(len(RAGGED)), 0)
     for option in (
-        choose._measure_per_client(method("fedrep"), task, 0, cohort),
-        choose._measure_stacked(method("fedrep"), task, 0, cohort, EAGER),
-        choose._measure_stacked(method("fedrep"), task, 0, cohort, Plan("stacked", "traced", chunk=12)),
+        choose._measure_per_client(method("fedrep"), task, 0, cohort, 12),
+        choose._measure_stacked(method("fedrep"), task, 0, cohort, 12, EAGER),
+        choose._measure_stacked(method("fedrep"), task, 0, cohort, 12, Plan("stacked", "traced", chunk=12)),
     ):
         assert option.seconds > 0
     assert state_bytes(run) == before

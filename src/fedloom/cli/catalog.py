@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fedloom.config import preset, presets
 from fedloom.core.contract import ALGORITHMS, Algorithm
 from fedloom.core.registry import Registry
 from fedloom.core.settings import fields
@@ -15,6 +16,8 @@ from fedloom.models.zoo import MODELS
 
 def catalog(kind: str, name: str | None = None) -> list[dict[str, Any]]:
     """Every thing of a kind, or the one that is named."""
+    if kind == "presets":
+        return _presets(name)
     registry, describe = KINDS[kind]
     return [{"name": n, **describe(registry[n])} for n in ([name] if name is not None else registry.names())]
 
@@ -43,6 +46,12 @@ def _dataset(cls: type[Dataset]) -> dict[str, Any]:
 
 def _plain(cls: Any) -> dict[str, Any]:
     return {"about": cls.about, "settings": _settings(cls)}
+
+
+def _presets(name: str | None) -> list[dict[str, Any]]:
+    known = presets() if name is None else {name: {**presets().get(name, {}), **preset(name)}}
+    settings = {n: {k: v for k, v in found.items() if k != "about"} for n, found in known.items()}
+    return [{"name": n, "about": known[n].get("about", ""), "usual": settings[n], "settings": {}} for n in known]
 
 
 KINDS: dict[str, tuple[Registry[Any], Callable[[Any], dict[str, Any]]]] = {

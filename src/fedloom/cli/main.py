@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from fedloom.cli import show
+from fedloom.cli.options import with_settings
 from fedloom.core.errors import UserError, unknown
 
 app = typer.Typer(
@@ -24,70 +25,115 @@ app = typer.Typer(
 out, err = Console(), Console(stderr=True)
 UsageError: Any = typer.BadParameter.__base__  # typer exports the leaves of its exceptions only
 
-
-def _option(about: str, *names: str) -> Any:
-    return typer.Option(*names, help=about, show_default=False, metavar="VALUE")
+Request = dict[str, Any]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="folder for everything the run leaves [runs/NAME]", show_default=False)
+]
+NoSave = Annotated[bool, typer.Option("--no-save", help="leave nothing on disk")]
+Resume = Annotated[
+    Path | None, typer.Option("--resume", help="folder of a run that was stopped; it goes on", show_default=False)
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="say what the engine decides")]
 
 
 @app.command()
+@with_settings()
 def run(
-    algorithm: Annotated[str, typer.Argument(help="method, see 'fedloom list algorithms'")] = "ditto",
-    dataset: Annotated[str, _option("data set, see 'fedloom list datasets' [digits]")] = "digits",
-    partition: Annotated[str | None, _option("how samples are divided [the data set's]")] = None,
-    model: Annotated[str | None, _option("architecture [the data set's]")] = None,
-    clients: Annotated[str | None, _option("number of clients [20]")] = None,
-    rounds: Annotated[str | None, _option("communication rounds [the data set's]")] = None,
-    participation: Annotated[str | None, _option("share of clients in a round, or their number [1]")] = None,
-    lr: Annotated[str | None, _option("local learning rate [the data set's]")] = None,
-    momentum: Annotated[str | None, _option("momentum of local SGD [0]")] = None,
-    weight_decay: Annotated[str | None, _option("weight decay of local SGD [0]")] = None,
-    batch_size: Annotated[str | None, _option("samples in a batch [10]")] = None,
-    local_epochs: Annotated[str | None, _option("passes over a client's data in a round [1]")] = None,
-    seed: Annotated[str | None, _option("random seed [0]")] = None,
-    device: Annotated[str | None, _option("auto, cpu, cuda or cuda:N [auto]")] = None,
-    dtype: Annotated[str | None, _option("float32 or float64 [float32]")] = None,
-    engine: Annotated[str | None, _option("vectorized or reference [vectorized]")] = None,
-    plan: Annotated[str | None, _option("auto, stacked or per-client [auto]")] = None,
-    data_dir: Annotated[Path | None, _option("folder with the data set's files")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="any other setting, also the method's own: --set lam=0.5", metavar="KEY=VALUE"),
+    request: Request,
+    algorithm: Annotated[
+        str | None, typer.Argument(help="method, see 'fedloom list algorithms' [ditto]", show_default=False)
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="say what the engine decides")] = False,
+    out_: Out = None,
+    resume: Resume = None,
+    no_save: NoSave = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train and evaluate one method. Without arguments: Ditto on digits, 20 clients, Dirichlet 0.1."""
-    given = {
-        "clients": clients, "rounds": rounds, "participation": participation, "lr": lr, "momentum": momentum,
-        "weight_decay": weight_decay, "batch_size": batch_size, "local_epochs": local_epochs, "seed": seed,
-        "device": device, "dtype": dtype, "engine": engine, "plan": plan,
-    }  # fmt: skip
-    values: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    pairs = _pairs(set_ or [])
-    if twice := sorted(values.keys() & pairs.keys()):
-        raise UserError(f"'{twice[0]}' is given twice, as an option and with --set.")
-    values |= pairs
     _log(verbose)
-    from fedloom.experiment import configure, execute  # torch takes seconds to import; help should not
+    from fedloom.config import combine, resolve
+    from fedloom.experiment import execute
+    from fedloom.runs.directory import Directory
 
-    config = configure(algorithm, dataset, partition, model, data_dir=data_dir, values=values)
-    with show.progress(err, config) as on_round:
-        result = execute(config, on_round=on_round)
+    _one_place(out_, resume, no_save)
+    before = Directory(resume).config() if resume is not None else {}
+    config = resolve(combine(before, request, {"algorithm": algorithm} if algorithm is not None else {}))
+    names = [config.algorithm.name, request.get("dataset", {}).get("name", "digits")]
+    folder = None if no_save else resume or out_ or _free_folder("-".join(names))
+    with show.progress(err) as bar:
+        result = _stoppable(
+            lambda: execute(config, out=folder, resume=resume is not None, on_round=bar(config.algorithm.name)),
+            "run", folder,
+        )  # fmt: skip
     show.result(out, result)
 
 
-def _pairs(items: list[str]) -> dict[str, str]:
-    pairs = {}
-    for item in items:
-        key, equals, value = item.partition("=")
-        if not equals or not key.strip():
-            raise UserError(f"--set takes key=value, not '{item}'.")
-        if key.strip() in pairs:
-            raise UserError(f"--set gives '{key.strip()}' twice.")
-        pairs[key.strip()] = value.strip()
-    return pairs
+@app.command()
+@with_settings(without="seed")
+def compare(
+    request: Request,
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="methods, with settings where they differ: ditto:lam=0.5 [local fedavg fedrep ditto]",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", help="how many (3), or which (4,7,9) [3]", show_default=False)
+    ] = None,
+    out_: Out = None,
+    resume: Resume = None,
+    no_save: NoSave = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train and evaluate several methods on one task, each with several seeds, and rank them."""
+    _log(verbose)
+    from fedloom.compare import METHODS, carry_out, configurations, parse_seeds, read_comparison
+    from fedloom.config import combine
+
+    _one_place(out_, resume, no_save)
+    names, numbers, before = read_comparison(resume) if resume is not None else (list(METHODS), [0, 1, 2], {})
+    names = methods or request.pop("methods", None) or names
+    numbers = parse_seeds(seeds or request.pop("seeds", None) or numbers)
+    configs = configurations(names, combine(before, request))
+    dataset = request.get("dataset", {}).get("name", "digits")
+    folder = None if no_save else resume or out_ or _free_folder(f"compare-{dataset}")
+    with show.progress(err) as bar:
+        found = _stoppable(
+            lambda: carry_out(
+                configs, numbers, out=folder, resume=resume is not None,
+                on_run=lambda label, seed, done, total: bar(f"{done + 1}/{total} {label}, seed {seed}"),
+            ),
+            "compare", folder,
+        )  # fmt: skip
+    show.comparison(out, found)
 
 
-KINDS = ("algorithms", "datasets", "models", "partitions")
+@app.command()
+@with_settings("dataset", "partition", "clients", "data_dir")
+def data(
+    request: Request,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="file for a picture (png, svg or pdf)", show_default=False)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+) -> None:
+    """Show who would have which data, without training."""
+    _log(False)
+    from fedloom.config import combine, resolve
+    from fedloom.experiment import make_data
+    from fedloom.report import partition
+
+    if picture is not None:
+        partition.check_picture(picture)
+    federation = make_data(resolve(combine({"device": "cpu"}, request)))
+    show.partition(out, partition.describe(federation), json)
+    if picture is not None:
+        partition.draw(federation, picture)
+        err.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
+
+
+KINDS = ("algorithms", "datasets", "models", "partitions", "presets")
 
 
 @app.command(name="list")
@@ -116,9 +162,35 @@ def _top(
         out.print(context.get_help(), highlight=False, markup=False)
 
 
+def _one_place(out_: Path | None, resume: Path | None, no_save: bool) -> None:
+    given = [name for name, value in (("--out", out_), ("--resume", resume), ("--no-save", no_save)) if value]
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} exclude each other; give one of them.")
+
+
+def _free_folder(name: str) -> Path:
+    """A new folder below `runs`, numbered."""
+    number = 1
+    while (folder := Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return folder
+
+
+def _stoppable(job: Any, command: str, folder: Path | None) -> Any:
+    """Ctrl-C ends the job, and the last line says how it goes on."""
+    try:
+        return job()
+    except KeyboardInterrupt as stop:
+        err.print(f"{str(stop).capitalize() or 'Stopped'}.", highlight=False)
+        if folder is not None and any((folder / name).exists() for name in ("config.yaml", "compare.yaml")):
+            err.print(f"Continue with: fedloom {command} --resume {folder}", highlight=False, soft_wrap=True)
+        sys.exit(130)
+
+
 def _log(verbose: bool) -> None:
-    handler = RichHandler(console=err, show_time=False, show_path=False, show_level=False)
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", handlers=[handler])
+    level = logging.INFO if verbose else logging.WARNING
+    handler = RichHandler(level, console=err, show_time=False, show_path=False, show_level=False)
+    logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
 
 
 def main() -> None:

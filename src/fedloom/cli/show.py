@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from fedloom.experiment import Config, OnRound, Result
+from fedloom.report.leaderboard import COLUMNS, VIEWS, cell, main_rows, size
 
-VIEWS = {"pre": "personal", "post": "personal, trained", "global": "global"}
+if TYPE_CHECKING:
+    from fedloom.compare import Comparison
+    from fedloom.experiment import OnRound, Result
+
 HIDDEN = ("settings", "usual", "paper")  # shown for one thing, not in a list
 METRICS = {
     "acc_mean": "mean",
@@ -27,33 +29,39 @@ METRICS = {
 
 
 @contextmanager
-def progress(console: Console, config: Config) -> Iterator[OnRound]:
-    """A bar with rounds, accuracy and time left; silent where the output is not a terminal."""
+def progress(console: Console) -> Iterator[Callable[[str], OnRound | None]]:
+    """A bar for each run: rounds, accuracy, time left; silent where the output is not a terminal."""
     if not console.is_terminal:
-        yield lambda done, total, row: None
+        yield lambda title: None
         return
     columns = (
-        TextColumn(f"{config.algorithm.name}"),
-        BarColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("{task.fields[score]}"),
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=config.settings.rounds, score="getting ready")
 
-        def on_round(done: int, total: int, row: dict[str, Any] | None) -> None:
-            if row is not None:
-                bar.update(task, score=f"mean {row['pre_acc_mean']:.1f}  lowest 5 % {row['pre_acc_low5']:.1f}")
-            bar.update(task, completed=done)
+        def start(title: str) -> OnRound:
+            for old in bar.task_ids:
+                bar.remove_task(old)
+            task = bar.add_task(title, total=None, score="getting ready")
 
-        yield on_round
+            def on_round(done: int, total: int, row: dict[str, Any] | None) -> None:
+                bar.update(task, completed=done, total=total)
+                if row is not None:
+                    bar.update(task, score=f"mean {row['pre_acc_mean']:.1f}  lowest 5 % {row['pre_acc_low5']:.1f}")
+
+            return on_round
+
+        yield start
 
 
 def result(console: Console, found: Result) -> None:
     """Accuracy over clients for the last round, the round best on validation, and the round best on test."""
     c, last, plan = found.config, found.last(), found.plan
-    clients = len({row["client"] for row in found.clients})
+    clients = len(found.clients["client"].unique())
     console.print(
         f"[bold]{c['algorithm']['name']}[/] on {c['dataset']['name']}: {clients} clients, {_named(c['partition'])}, "
         f"{_named(c['model'])}, {c['rounds']} rounds in {found.seconds:.1f} s",
@@ -79,21 +87,85 @@ def result(console: Console, found: Result) -> None:
         console.print(f"Global model on the server's data, last round: {last['acc_global']:.2f} %", highlight=False)
     stacked = f"clients stacked ({plan['replay']}), {plan['chunk']} at once"
     how = stacked if plan["mode"] == "stacked" else "one client after another"
-    traffic = f"{_bytes(last['bytes_down'])} down and {_bytes(last['bytes_up'])} up in a round"
+    traffic = f"{size(last['bytes_down'])} down and {size(last['bytes_up'])} up in a round"
     console.print(f"Traffic: {traffic}. Execution: {how}.", highlight=False)
+    if found.folder is not None:
+        console.print(f"Everything is in {found.folder}", highlight=False, soft_wrap=True)
+
+
+def comparison(console: Console, found: Comparison) -> None:
+    """The leaderboard of the personal models; the files have the others too."""
+    rows, c = main_rows(found.board), found.config
+    console.print(
+        f"[bold]{len(rows)} methods[/] on {c['dataset']['name']}: {_named(c['partition'])}, {_named(c['model'])}, "
+        f"{c['rounds']} rounds, {len(c['seeds'])} {'seed' if len(c['seeds']) == 1 else 'seeds'}",
+        highlight=False,
+    )
+    table = Table(
+        title="\nPersonal models, test accuracy over clients, %", title_justify="left", title_style="", box=SIMPLE_HEAD
+    )
+    table.add_column("method", overflow="fold")
+    for column, (title, _) in COLUMNS.items():
+        table.add_column(title, justify="right", no_wrap=column == "acc_mean")
+    for row in rows:
+        cells = [cell(row, column, spread=column == "acc_mean", between=" ±") for column in COLUMNS]
+        table.add_row(row["method"], *cells)
+    console.print(table)
+    console.print(
+        "Round: the best on validation data; 'last round' is the mean in the last one. Gain and harmed: against the "
+        "same client training alone (local).\n",
+        style="dim",
+    )
+    costs = Table(title="Cost of a round", title_justify="left", title_style="", box=SIMPLE_HEAD)
+    costs.add_column("method", overflow="fold")
+    for title in ("sent down", "sent up", "training, s", "evaluation, s"):
+        costs.add_column(title, justify="right")
+    for row in rows:
+        seconds = (f"{row[name]:.3g}" for name in ("train_seconds", "eval_seconds"))
+        costs.add_row(row["method"], size(row["bytes_down"]), size(row["bytes_up"]), *seconds)
+    console.print(costs)
+    if found.folder is not None:
+        names = f"Leaderboard as CSV, Markdown and LaTeX, and all runs: {found.folder}"
+        console.print(names, highlight=False, soft_wrap=True)
+
+
+SHADES = " ▁▂▃▄▅▆▇█"
+SHOWN = 50  # clients in a table
+
+
+def partition(console: Console, found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        console.print_json(json.dumps(found))
+        return
+    clients = found["clients"]
+    sizes = sorted(one["samples"] for one in clients)
+    console.print(
+        f"{found['samples']} samples of {found['classes']} classes at {len(clients)} clients"
+        + (f", {found['server']} at the server" if found["server"] else ""),
+        highlight=False,
+    )
+    console.print(
+        f"Samples per client: {sizes[0]} to {sizes[-1]}, median {sizes[len(sizes) // 2]}. Skew of classes: "
+        f"{found['skew']:.2f} (0: as in all data, 1: nothing in common).",
+        highlight=False,
+    )
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("client", "samples", "train", "val", "test", "classes"):
+        table.add_column(column, justify="right")
+    table.add_column("share of each class", no_wrap=True)
+    for one in clients[:SHOWN]:
+        numbers = [str(one[name]) for name in ("client", "samples", "train", "val", "test", "classes")]
+        most = max(one["labels"])
+        bars = "".join(SHADES[-(-n * (len(SHADES) - 1) // most)] for n in one["labels"]) if most else ""
+        table.add_row(*numbers, bars)
+    console.print(table)
+    if len(clients) > SHOWN:
+        console.print(f"The first {SHOWN} of {len(clients)} clients; --json has all, --picture FILE shows all.")
 
 
 def _named(section: dict[str, Any]) -> str:
     options = ", ".join(f"{k}={v}" for k, v in section.items() if k != "name")
     return f"{section['name']} ({options})" if options else section["name"]
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 def catalog(console: Console, kind: str, rows: list[dict[str, Any]], as_json: bool, details: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    @property
+    @cached_property
     def sizes(self) -> np.ndarray:
         return np.diff(self.starts)
 
@@ -92,15 +93,27 @@ class Federation:
         """n_{i,c}: training samples per client and class."""
         train = self.splits["train"]
         rows = torch.cat([train[int(i)] for i in ids]) if len(ids) else train.flat[:0]
+        return self._count(rows, train.sizes[ids])
+
+    def labels(self) -> np.ndarray:
+        """Samples per client and class, whatever they are for."""
+        return sum(self._count(rows.flat, rows.sizes) for rows in self.splits.values()).cpu().numpy()  # type: ignore[union-attr]
+
+    def labels_of(self, rows: Tensor) -> np.ndarray:
+        """Samples per class among some rows of the pool."""
+        return self._count(rows, np.array([len(rows)]))[0].cpu().numpy()
+
+    def _count(self, rows: Tensor, sizes: np.ndarray) -> Tensor:
+        """Labels of consecutive lists of rows, counted per list and class."""
         owner = torch.repeat_interleave(
-            torch.arange(len(ids), device=self.device), torch.from_numpy(train.sizes[ids]).to(self.device)
+            torch.arange(len(sizes), device=self.device), torch.from_numpy(sizes).to(self.device)
         )
         labels = self.y[rows]
         if labels.dim() > 1:  # sequences: every position is a label, padding (-1) is not
             owner, labels = owner[:, None].expand_as(labels)[labels >= 0], labels[labels >= 0]
-        flat = torch.zeros(len(ids) * self.classes, dtype=torch.int64, device=self.device)
+        flat = torch.zeros(len(sizes) * self.classes, dtype=torch.int64, device=self.device)
         flat.index_add_(0, owner * self.classes + labels, torch.ones_like(labels))
-        return flat.view(len(ids), self.classes)
+        return flat.view(len(sizes), self.classes)
 
     def digest(self) -> str:
         """Identifies the partition in records."""
@@ -108,4 +121,12 @@ class Federation:
         for name in SPLITS:
             h.update(np.ascontiguousarray(self.splits[name].starts).tobytes())
             h.update(self.splits[name].flat.cpu().numpy().tobytes())
+        return h.hexdigest()[:16]
+
+    def fingerprint(self) -> str:
+        """Identifies the samples, whoever has them."""
+        h = hashlib.sha256(f"{self.classes} {self.shift} {self.spread}".encode())
+        for values in (self.x, self.y):
+            h.update(f"{values.dtype} {tuple(values.shape)}".encode())
+            h.update(np.ascontiguousarray(values.cpu().numpy()).data)
         return h.hexdigest()[:16]

@@ -1,10 +1,17 @@
-"""Names to things. A registry is filled by importing every module of a package: a new file is all it takes."""
+"""Names to things. A registry is filled by importing every module of a package: a new file is all it takes.
+
+Other packages add theirs through entry points; the group is the package's name, such as `fedloom.algorithms`.
+"""
 
 import importlib
+import logging
 import pkgutil
+from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 from fedloom.core.errors import unknown
+
+log = logging.getLogger("fedloom")
 
 T = TypeVar("T")
 
@@ -27,6 +34,11 @@ class Registry(Generic[T]):
             package = importlib.import_module(self._package)
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{self._package}.{module.name}")
+            for point in entry_points(group=self._package):
+                try:
+                    point.load()  # defining a class registers it
+                except Exception as error:  # somebody else's code must not take ours down
+                    log.warning("The %s '%s' of another package cannot be used (%s).", self.kind, point.name, error)
 
     def __getitem__(self, name: str) -> T:
         self._load()

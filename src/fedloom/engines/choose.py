@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from fedloom.engines.plan import Mode, Plan, Replay
 from fedloom.engines.reference import PerClient
 from fedloom.engines.runners import Runner, StackedStep, flat_rest
 from fedloom.engines.stacked import Stacked
+from fedloom.engines.store import free_memory
 from fedloom.engines.trace import peak_bytes, trace
 
 log = logging.getLogger("fedloom")
@@ -43,12 +43,15 @@ def make_executor(alg: Algorithm, task: Task, seed: int, plan: Plan) -> Executor
     return PerClient(alg, task, seed) if plan.mode == "per-client" else Stacked(alg, task, seed, plan)
 
 
-def choose(alg: Algorithm, task: Task, seed: int, cohort: Cohort, force: str = "auto") -> tuple[Plan, Executor]:
-    """The plan for runs of this cohort's kind, and who carries it out. `force` is auto, stacked or per-client."""
+def choose(
+    alg: Algorithm, task: Task, seed: int, cohort: Cohort, evaluated: int, force: str = "auto"
+) -> tuple[Plan, Executor]:
+    """The plan for rounds with cohorts of this kind in which `evaluated` clients are scored, and who carries it out.
+    `force` is auto, stacked or per-client."""
     found = Plan("per-client", scoring="per-client", reason="asked for")
     if force != "per-client":
         try:
-            option = _best(alg, task, seed, cohort, force)
+            option = _best(alg, task, seed, cohort, evaluated, force)
             return option.plan, option.executor
         except Exception as error:  # any operation of the method or the model may lack a batched form
             if force == "stacked":
@@ -59,20 +62,20 @@ def choose(alg: Algorithm, task: Task, seed: int, cohort: Cohort, force: str = "
     return found, make_executor(alg, task, seed, found)
 
 
-def _best(alg: Algorithm, task: Task, seed: int, cohort: Cohort, force: str) -> Option:
+def _best(alg: Algorithm, task: Task, seed: int, cohort: Cohort, evaluated: int, force: str) -> Option:
     captured = task.data.device.type == "cuda"
     replay: Replay = "captured" if captured else "traced"
     chunk = _chunk(alg, task, seed, cohort)
     if force == "stacked":
         plan = Plan("stacked", replay, chunk=chunk, reason="asked for")
         return Option(plan, make_executor(alg, task, seed, plan), 0.0)
-    alone = _measure_per_client(alg, task, seed, cohort)
+    alone = _measure_per_client(alg, task, seed, cohort, evaluated)
     scoring = _scoring(alg, task, seed, cohort)
     stacked = []
     if not captured:
-        stacked.append(_measure_stacked(alg, task, seed, cohort, Plan("stacked", "eager", scoring, chunk)))
+        stacked.append(_measure_stacked(alg, task, seed, cohort, evaluated, Plan("stacked", "eager", scoring, chunk)))
     if captured or min(o.seconds for o in (alone, *stacked)) * task.rounds > 2.0:  # below, a trace does not pay
-        stacked.append(_measure_stacked(alg, task, seed, cohort, Plan("stacked", replay, scoring, chunk)))
+        stacked.append(_measure_stacked(alg, task, seed, cohort, evaluated, Plan("stacked", replay, scoring, chunk)))
     best = min(stacked, key=lambda o: o.seconds * task.rounds + o.once)
     if best.seconds * task.rounds + best.once > MARGIN * alone.seconds * task.rounds:
         best = alone
@@ -108,15 +111,6 @@ def _chunk(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -> int:
     return -(-len(cohort) // pieces)
 
 
-def free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not told on this system
-        return 4 << 30
-
-
 def _seconds(f: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
     """The least of a few timings, after one that warms up."""
     f()
@@ -141,9 +135,9 @@ def _all_phases(alg: Algorithm, task: Task) -> list[tuple[str, int, Phase]]:
     return [(kind, index, phase) for kind, phases in kinds.items() for index, phase in enumerate(phases)]
 
 
-def _share(kind: str, task: Task, cohort: Cohort) -> float:
-    """How often the cohort's work is done in a round: evaluation adapts all clients."""
-    return 1.0 if kind == "train" else task.clients / len(cohort)
+def _share(kind: str, evaluated: int, cohort: Cohort) -> float:
+    """How often the cohort's work is done in a round: evaluation adapts all clients that it scores."""
+    return 1.0 if kind == "train" else evaluated / len(cohort)
 
 
 def _epochs(phase: Phase) -> int:
@@ -164,7 +158,7 @@ def _scoring(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -> Mode:
 
 
 @torch.no_grad()
-def _measure_per_client(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -> Option:
+def _measure_per_client(alg: Algorithm, task: Task, seed: int, cohort: Cohort, evaluated: int) -> Option:
     """Times a few steps of the largest client."""
     executor = PerClient(alg, task, seed)
     largest = int(np.argmax(task.data.splits["train"].sizes[cohort.ids]))
@@ -183,12 +177,12 @@ def _measure_per_client(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -
 
         if batches:
             each = _seconds(steps, task.data.device) / len(batches)
-            total += _share(kind, task, cohort) * each * int(timetable.steps.sum())
+            total += _share(kind, evaluated, cohort) * each * int(timetable.steps.sum())
     return Option(Plan("per-client", scoring="per-client"), executor, total)
 
 
 @torch.no_grad()
-def _measure_stacked(alg: Algorithm, task: Task, seed: int, cohort: Cohort, plan: Plan) -> Option:
+def _measure_stacked(alg: Algorithm, task: Task, seed: int, cohort: Cohort, evaluated: int, plan: Plan) -> Option:
     """Times the largest and the smallest prefix and draws a line between them; the cohort's own schedule says how often
     each size runs."""
     executor = Stacked(alg, task, seed, plan)
@@ -209,7 +203,7 @@ def _measure_stacked(alg: Algorithm, task: Task, seed: int, cohort: Cohort, plan
         grid = sorted({int(prefixes[0]), int(prefixes[-1])})
         timed = [_time_prefix(runner, task, timetable, work, some, prefix) for prefix in grid]
         seconds = float(np.interp(prefixes, grid, [step for _, step in timed]).sum())
-        total += _share(kind, task, cohort) * pieces * seconds
+        total += _share(kind, evaluated, cohort) * pieces * seconds
         if plan.replay != "eager":
             once += float(np.mean([ready for ready, _ in timed])) * len(np.unique(prefixes))
     return Option(plan, executor, total, once)

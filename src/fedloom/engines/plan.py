@@ -19,6 +19,8 @@ class Plan:
     scoring: Mode = "stacked"  # how stacked models are evaluated
     chunk: int = 1  # clients stacked at most
     shrink: float = 0.6  # each prefix size over the next larger one, where a size has a price (a trace, a graph)
+    device: str = ""  # kind of device it was made for
+    threads: int = 0  # of the processor, where it computes
     reason: str = ""
 
     def prefix(self, active: int) -> int:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.core.contract import Algorithm
 from fedloom.core.keys import fold, rng, root
+from fedloom.core.network import Params
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, mean, size_bytes, take, tree_map
 from fedloom.engines.choose import choose, make_executor
 from fedloom.engines.cohort import Cohort, Scores, global_slot, keep_stats, make_info, score_client
 from fedloom.engines.plan import Plan
-from fedloom.engines.store import Store
+from fedloom.engines.store import Fresh, MemoryStore, Snapshot, Store
 
 log = logging.getLogger("fedloom")
 
 Engine = Literal["reference", "vectorized"]
+EVAL_CLIENTS = 4096  # evaluated at once at most: memory must not grow with the number of clients
 
 
 @dataclass(frozen=True)
@@ -31,28 +35,50 @@ class Round:
 
     t: int
     cohort: np.ndarray
+    evaluated: np.ndarray  # clients that the rows of scores belong to
     scores: dict[str, dict[str, np.ndarray]]  # view (pre, post, global) -> split -> scores; empty if not evaluated
     server: np.ndarray | None  # GM on D_CS
     bytes_down: int
     bytes_up: int
-    seconds: float
+    train_seconds: float
+    eval_seconds: float
+
+
+class State(NamedTuple):
+    """Everything a run needs to go on after a round."""
+
+    t: int
+    server: Tree
+    server_stats: Tree
+    post: dict[str, np.ndarray]
+    store: Snapshot
 
 
 class Rounds:
     """Holds the state of a run between rounds and advances it."""
 
     def __init__(
-        self, alg: Algorithm, task: Task, seed: int, engine: Engine = "vectorized", plan: Plan | str = "auto"
+        self,
+        alg: Algorithm,
+        task: Task,
+        seed: int,
+        engine: Engine = "vectorized",
+        plan: Plan | str = "auto",
+        evaluated: np.ndarray | None = None,
+        store: Callable[[Fresh, int], Store] = MemoryStore,
     ) -> None:
+        """`evaluated` limits evaluation to some clients; `store` makes the place for the clients' private state."""
         self.alg, self.task, self.seed = alg, task, seed
         key = root(seed, "init")
         self.key = key
         self.t = 0
-        task.init(key)  # drawn here, before the state of all clients is made under vmap
+        task.init(key)  # drawn here, before the state of clients is made under vmap
         self.server = alg.init_server(task, key)
         self.constants = alg.constants(task, key)
-        self.store = self._new_store()
-        self.server_stats: Tree = take(self.store.rows["stats"], 0)
+        self.evaluated = np.arange(task.clients) if evaluated is None else np.sort(evaluated)
+        self.first_stats = self._first_stats()
+        self.server_stats: Tree = self.first_stats
+        self.store = store(self._fresh, task.clients)
         self.post: dict[str, np.ndarray] = {}  # scores of everybody's last PM_post, by split
         if engine == "reference":
             plan = Plan("per-client", scoring="per-client", reason="reference engine")
@@ -60,23 +86,41 @@ class Rounds:
             self.plan, self.executor = plan, make_executor(alg, task, seed, plan)
         else:
             first = self._cohort(self.sample(0)[:1] if alg.turns else self.sample(0), 0)
-            self.plan, self.executor = choose(alg, task, seed, first, plan)
+            self.plan, self.executor = choose(alg, task, seed, first, len(self.evaluated), plan)
+        self.plan = replace(self.plan, device=task.data.device.type, threads=torch.get_num_threads())
         log.info("Execution plan: %s (%s)", self.plan.mode, self.plan.reason)
 
-    def _new_store(self) -> Store:
-        n, task = self.task.clients, self.task
-        ids = torch.arange(n, device=task.data.device)
-        keys = fold(root(self.seed, "client-init"), ids)
-        own = torch.func.vmap(lambda key: self.alg.init_client(task, self.key, key))(keys) if n else {}
-        own = tree_map(lambda v: v.clone(memory_format=torch.contiguous_format), own)
-        stats: Tree = {}
-        if task.network.buffers:  # which slots there are shows in what the first client would begin with
-            info = take(make_info(task, self.seed, np.zeros(1, np.int64), 0, torch.ones(1, dtype=torch.bool)), 0)
-            shared, parts = self.alg.download(task, self.server, ids[:1], 0, self.key)
-            down = {**self.constants, **shared, **take(parts, 0)}
-            slots = keep_stats(self.alg.begin(task, down, take(own, 0), info))
-            stats = tree_map(lambda v: v.expand(n, *v.shape).clone(), slots)
-        return Store({"own": own, "stats": stats}, n)
+    def _fresh(self, ids: np.ndarray) -> Tree:
+        """State of clients before their first participation."""
+        who = torch.from_numpy(ids).to(self.task.data.device)
+        return {
+            "own": self._fresh_own(who),
+            "stats": tree_map(lambda v: v.repeat(len(ids), *[1] * v.dim()), self.first_stats),
+        }
+
+    def _fresh_own(self, who: Tensor) -> Tree:
+        keys = fold(root(self.seed, "client-init"), who)
+        own = torch.func.vmap(lambda key: self.alg.init_client(self.task, self.key, key))(keys)
+        return tree_map(lambda v: v.clone(memory_format=torch.contiguous_format), own)
+
+    def _first_stats(self) -> Tree:
+        """Running statistics by slot; which slots there are shows in what the first client would begin with."""
+        task = self.task
+        if not task.network.buffers:
+            return {}
+        ids = np.zeros(1, np.int64)
+        index = torch.from_numpy(ids).to(task.data.device)
+        info = take(make_info(task, self.seed, ids, 0, torch.ones(1, dtype=torch.bool)), 0)
+        shared, parts = self.alg.download(task, self.server, index, 0, self.key)
+        down = {**self.constants, **shared, **take(parts, 0)}
+        return keep_stats(self.alg.begin(task, down, take(self._fresh_own(index), 0), info))
+
+    def state(self) -> State:
+        return State(self.t, self.server, self.server_stats, self.post, self.store.snapshot())
+
+    def restore(self, saved: State) -> None:
+        self.t, self.server, self.server_stats, self.post = saved[:4]
+        self.store.restore(saved.store)
 
     def sample(self, t: int) -> np.ndarray:
         """The clients of round t, in ascending order."""
@@ -87,14 +131,14 @@ class Rounds:
     def _cohort(self, ids: np.ndarray, t: int) -> Cohort:
         index = torch.from_numpy(ids).to(self.task.data.device)
         shared, parts = self.alg.download(self.task, self.server, index, t, self.key)
-        rows = self.store.read(index)
-        first = self.store.trained[torch.from_numpy(ids)] == 0
+        rows = self.store.read(ids)
+        first = torch.from_numpy(self.store.trained[ids] == 0)
         info = make_info(self.task, self.seed, ids, t, first)
         return Cohort(ids, t, {**self.constants, **shared}, parts, rows["own"], rows["stats"], info)
 
     @torch.no_grad()
     def advance(self, evaluate: bool = True, cohort: np.ndarray | None = None) -> Round:
-        """One round of training (of the sampled clients, or of a given cohort), then scores of all clients."""
+        """One round of training (of the sampled clients, or of a given cohort), then scores."""
         start = time.perf_counter()
         t, ids = self.t, self.sample(self.t) if cohort is None else np.sort(np.asarray(cohort, dtype=np.int64))
         turns = [ids[j : j + 1] for j in range(len(ids))] if self.alg.turns else [ids]
@@ -105,19 +149,20 @@ class Rounds:
             d, u = self._train(turn, t, splits)
             down, up = down + d, up + u
         self.t = t + 1
-        seconds = time.perf_counter() - start
+        trained = time.perf_counter()
         scores, server = self.evaluate() if evaluate else ({}, None)
-        return Round(t, ids, scores, server, down, up, seconds)
+        now = time.perf_counter()
+        return Round(t, ids, self.evaluated, scores, server, down, up, trained - start, now - trained)
 
     def _train(self, ids: np.ndarray, t: int, splits: tuple[str, ...]) -> tuple[int, int]:
         cohort = self._cohort(ids, t)
         done = self.executor.train(cohort, splits)
-        index = torch.from_numpy(ids).to(self.task.data.device)
-        self.store.write(index, {"own": done.own, "stats": done.stats})
+        self.store.write(ids, {"own": done.own, "stats": done.stats})
         self._remember(ids, done.scores)
         if done.stats:  # for a global model that is tested without a client
             self.server_stats = mean(done.stats, cohort.info.n)
-        self.server = self.alg.aggregate(self.task, self.server, done.up, cohort.info, t, self.key)
+        server = self.alg.aggregate(self.task, self.server, done.up, cohort.info, t, self.key)
+        self.server = tree_map(lambda v: v.contiguous(), server)  # a resumed run has no other layout either
         common = size_bytes(cohort.shared) - size_bytes(self.constants)
         return common * len(ids) + size_bytes(cohort.parts), size_bytes(done.up)
 
@@ -129,10 +174,20 @@ class Rounds:
 
     @torch.no_grad()
     def evaluate(self) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray | None]:
-        """Scores of all clients' models at the start of the next round: view -> split -> (clients, 3)."""
-        cohort = self._cohort(np.arange(self.task.clients), self.t)
-        found: dict[str, dict[str, np.ndarray]] = {}
+        """Scores of the clients' models at the start of the next round: view -> split -> (clients, 3)."""
         params = self.alg.global_model(self.task, self.server)
+        blocks = np.array_split(self.evaluated, -(-len(self.evaluated) // EVAL_CLIENTS))
+        scored = [self._evaluate(block, params) for block in blocks]
+        found = tree_map(lambda *rows: np.concatenate(rows), *scored)
+        # a client that never trained has no PM_post: it is served by what it would start from
+        kept = {s: rows[self.evaluated] for s, rows in self.post.items()}
+        if kept:
+            found["post"] = {s: np.where(np.isnan(rows), found["pre"][s], rows) for s, rows in kept.items()}
+        return found, self._score_server(params)
+
+    def _evaluate(self, ids: np.ndarray, params: Params | None) -> dict[str, dict[str, np.ndarray]]:
+        cohort = self._cohort(ids, self.t)
+        found: dict[str, dict[str, np.ndarray]] = {}
         if params is not None:
             splits = ("train", "val", "test") if self.alg.pre_is_global else ("val", "test")
             found["global"] = _numpy(self.executor.score_global(params, cohort, splits))
@@ -140,11 +195,7 @@ class Rounds:
             found["pre"] = found["global"]
         else:
             found["pre"] = _numpy(self.executor.score_personal(cohort, ("train", "val", "test")))
-        # a client that never trained has no PM_post: it is served by what it would start from
-        post = {s: np.where(np.isnan(kept), found["pre"][s], kept) for s, kept in self.post.items()}
-        if post:
-            found["post"] = post
-        return found, self._score_server(params)
+        return found
 
     def _score_server(self, params: Tree | None) -> np.ndarray | None:
         data = self.task.data

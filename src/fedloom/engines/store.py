@@ -1,21 +1,248 @@
-"""Private state of all clients, a row each; a round touches the rows of its cohort only."""
+"""Private state of all clients, a row each; a round touches the rows of its cohort only.
+
+A client that has never trained has no row yet: it is what `fresh` makes of it. So a store takes no time to set up, and
+only clients that took part take memory.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.tree import Tree, take, tree_map
+from fedloom.core.errors import UserError
+from fedloom.core.tree import Tree, leaves, size_bytes, tree_flatten, tree_map, tree_unflatten
+
+log = logging.getLogger("fedloom")
+
+Fresh = Callable[[np.ndarray], Tree]  # initial rows of the given clients, stacked
 
 
-class Store:
-    def __init__(self, rows: Tree, clients: int) -> None:
-        self.rows = rows  # stacked over clients
-        self.trained = torch.zeros(clients, dtype=torch.int64)  # participations so far
+def free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not told on this system
+        return 4 << 30
 
-    def read(self, ids: Tensor) -> Tree:
-        return take(self.rows, ids)
 
-    def write(self, ids: Tensor, rows: Tree) -> None:
-        tree_map(lambda mine, new: mine.index_copy_(0, ids, new), self.rows, rows)
-        self.trained[ids.cpu()] += 1
+class Snapshot(NamedTuple):
+    """What a checkpoint has to hold of a store."""
+
+    trained: Tensor  # participations of every client
+    ids: Tensor  # whose rows these are
+    rows: Tree
+
+
+class Store(ABC):
+    def __init__(self, fresh: Fresh, clients: int) -> None:
+        self.fresh = fresh
+        self.like: Tree = tree_map(lambda v: v[0], fresh(np.zeros(1, np.int64)))  # one row
+        self.trained = np.zeros(clients, dtype=np.int64)  # participations so far
+
+    def __len__(self) -> int:
+        return len(self.trained)
+
+    def read(self, ids: np.ndarray) -> Tree:
+        known = self.trained[ids] > 0
+        if known.all():
+            return self._read(ids)
+        rows = self.fresh(ids)
+        if known.any():
+            at = torch.from_numpy(np.flatnonzero(known))
+            rows = tree_map(lambda a, b: a.index_copy(0, at.to(a.device), b), rows, self._read(ids[known]))
+        return rows
+
+    def everyone(self) -> Tree:
+        return self.read(np.arange(len(self)))
+
+    def write(self, ids: np.ndarray, rows: Tree) -> None:
+        self._write(ids, rows)
+        self.trained[ids] += 1
+
+    def snapshot(self) -> Snapshot:
+        ids = self._changed()
+        return Snapshot(torch.from_numpy(self.trained.copy()), torch.from_numpy(ids), self._read(ids))
+
+    def restore(self, saved: Snapshot) -> None:
+        self.trained = saved.trained.numpy().copy()
+        self._write(saved.ids.numpy(), saved.rows)
+
+    @abstractmethod
+    def committed(self) -> None:
+        """The last snapshot is on disk for good."""
+
+    def waiting_bytes(self) -> int:
+        """Memory taken by rows that wait for a checkpoint, at most."""
+        return 0
+
+    @abstractmethod
+    def _read(self, ids: np.ndarray) -> Tree:
+        """Rows of clients that have trained."""
+
+    @abstractmethod
+    def _write(self, ids: np.ndarray, rows: Tree) -> None: ...
+
+    @abstractmethod
+    def _changed(self) -> np.ndarray:
+        """Clients whose rows a snapshot must hold."""
+
+
+def make_store(fresh: Fresh, clients: int, kind: str = "memory", folder: Path | None = None) -> Store:
+    """`auto` keeps rows in memory as long as they take less than half of what is free."""
+    like = fresh(np.zeros(1, np.int64))
+    size = clients * size_bytes(like)
+    device = next((v.device for v in leaves(like)), torch.device("cpu"))
+    free = free_memory(device)
+    if kind == "disk" or (kind == "auto" and size > free / 2 and folder is not None):
+        assert folder is not None
+        log.info("Private state of clients is kept on disk: %.1f GB for %d of them.", size / 1e9, clients)
+        return DiskStore(fresh, clients, folder)
+    if size > free:
+        raise UserError(
+            f"The private state of {clients} clients takes {size / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free; "
+            "keep it on disk: store=disk, and a folder for the run (--out)."
+        )
+    return MemoryStore(fresh, clients)
+
+
+class MemoryStore(Store):
+    """Rows on the device. A snapshot holds all of them."""
+
+    def __init__(self, fresh: Fresh, clients: int) -> None:
+        super().__init__(fresh, clients)
+        self.rows: Tree = tree_map(lambda v: v.new_zeros((clients, *v.shape)), self.like)
+
+    def _read(self, ids: np.ndarray) -> Tree:
+        return tree_map(lambda v: v[torch.from_numpy(ids).to(v.device)], self.rows)
+
+    def _write(self, ids: np.ndarray, rows: Tree) -> None:
+        at = torch.from_numpy(ids)
+        tree_map(lambda mine, new: mine.index_copy_(0, at.to(mine.device), new.to(mine.device)), self.rows, rows)
+
+    def _changed(self) -> np.ndarray:
+        return np.flatnonzero(self.trained)
+
+    def committed(self) -> None:
+        pass
+
+
+class DiskStore(Store):
+    """Rows in memory-mapped files, behind a journal.
+
+    Rows that change stay in memory until a checkpoint holds them; only when the *next* checkpoint is on disk too are
+    they written to the files. A snapshot holds all rows that may differ from the files, so each of the two newest
+    checkpoints is complete whatever state a kill leaves the files in:
+
+        files <= checkpoint k-1 | journal of k: changed in (k-2, k] | journal of k+1: changed in (k-1, k+1]
+    """
+
+    def __init__(self, fresh: Fresh, clients: int, folder: Path) -> None:
+        super().__init__(fresh, clients)
+        folder.mkdir(parents=True, exist_ok=True)
+        flat, self.spec = tree_flatten(self.like)
+        self.files = [_RowFile(folder / f"{j:03d}.npy", clients, v) for j, v in enumerate(flat)]
+        self.devices = [v.device for v in flat]
+        self.pending, self.current = _Overlay(clients, flat), _Overlay(clients, flat)
+
+    def _read(self, ids: np.ndarray) -> Tree:
+        found = [torch.from_numpy(file.read(ids)) for file in self.files]
+        for overlay in (self.pending, self.current):
+            overlay.lay_over(ids, found)
+        return tree_unflatten([v.to(d) for v, d in zip(found, self.devices, strict=True)], self.spec)
+
+    def _write(self, ids: np.ndarray, rows: Tree) -> None:
+        self.current.write(ids, [v.cpu() for v in leaves(rows)])
+
+    def _changed(self) -> np.ndarray:
+        return np.union1d(self.pending.ids(), self.current.ids())
+
+    def committed(self) -> None:
+        ids = self.pending.ids()
+        for file, rows in zip(self.files, self.pending.read(ids), strict=True):
+            file.write(ids, rows.numpy())
+        self.pending.clear()
+        self.pending, self.current = self.current, self.pending
+
+    def restore(self, saved: Snapshot) -> None:
+        super().restore(saved)
+        self.pending, self.current = self.current, self.pending
+
+    def waiting_bytes(self) -> int:
+        return (self.pending.used + self.current.used) * size_bytes(self.like)
+
+
+class _RowFile:
+    """A (clients, ...) array in a .npy file. Holes stay holes: space is taken by rows that were written."""
+
+    def __init__(self, path: Path, clients: int, like: Tensor) -> None:
+        row = like.cpu().numpy()
+        if not path.exists():
+            new = path.with_suffix(".new")
+            np.lib.format.open_memmap(new, mode="w+", dtype=row.dtype, shape=(clients, *row.shape))
+            os.replace(new, path)  # a kill before leaves nothing that looks complete
+        self.rows = np.lib.format.open_memmap(path, mode="r")
+        if self.rows.shape != (clients, *row.shape) or self.rows.dtype != row.dtype:
+            raise OSError(f"{path} does not fit this run")
+        self.path, self.width = path, row.nbytes
+        self.offset = path.stat().st_size - clients * row.nbytes
+
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        return self.rows[ids]
+
+    def write(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Through the file, not the map: a full disk is then an error that can be told, not a dead process."""
+        rows = np.ascontiguousarray(rows)
+        file = os.open(self.path, os.O_WRONLY)
+        try:
+            for i, row in zip(ids.tolist(), rows, strict=True):
+                if os.pwrite(file, row.tobytes(), self.offset + i * self.width) != self.width:
+                    raise OSError(f"{self.path} could not be written")
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+class _Overlay:
+    """Rows of some clients in memory, growing as more are written."""
+
+    def __init__(self, clients: int, like: list[Tensor]) -> None:
+        self.place = np.full(clients, -1, dtype=np.int64)  # where a client's row is, if it is here
+        self.rows = [torch.empty(0, *v.shape, dtype=v.dtype) for v in like]
+        self.used = 0
+
+    def ids(self) -> np.ndarray:
+        return np.flatnonzero(self.place >= 0)
+
+    def read(self, ids: np.ndarray) -> list[Tensor]:
+        at = torch.from_numpy(self.place[ids])
+        return [v[at] for v in self.rows]
+
+    def lay_over(self, ids: np.ndarray, rows: list[Tensor]) -> None:
+        here = self.place[ids] >= 0
+        at = torch.from_numpy(np.flatnonzero(here))
+        for mine, new in zip(rows, self.read(ids[here]), strict=True):
+            mine[at] = new
+
+    def write(self, ids: np.ndarray, rows: list[Tensor]) -> None:
+        new = ids[self.place[ids] < 0]
+        self.place[new] = self.used + np.arange(len(new))
+        self.used += len(new)
+        if self.rows and self.used > len(self.rows[0]):
+            room = max(self.used, 2 * len(self.rows[0]))
+            self.rows = [torch.cat([v, v.new_empty(room - len(v), *v.shape[1:])]) for v in self.rows]
+        at = torch.from_numpy(self.place[ids])
+        for mine, row in zip(self.rows, rows, strict=True):
+            mine[at] = row
+
+    def clear(self) -> None:
+        self.place[:] = -1
+        self.used = 0

@@ -1,0 +1,235 @@
+"""Several methods, several seeds, one task: a folder of runs and a leaderboard."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from torch import nn
+
+from fedloom.config import Config, Request, combine, configure, describe, read_request, resolve, to_yaml
+from fedloom.core.contract import Algorithm
+from fedloom.core.errors import UserError
+from fedloom.core.federation import Federation
+from fedloom.data.partitions import Partition
+from fedloom.data.pool import Dataset
+from fedloom.experiment import OnRound, Result, execute, make_data, make_task
+from fedloom.metrics.leaderboard import BASELINE, METRICS, Chosen, Scored, leaderboard
+from fedloom.models.zoo import Model
+from fedloom.report.leaderboard import to_csv, to_latex, to_markdown
+from fedloom.runs.directory import alone, check_empty, check_same
+from fedloom.runs.files import told, write_text
+
+METHODS = (BASELINE, "fedavg", "fedrep", "ditto")
+OnRun = Callable[[str, int, int, int], OnRound | None]  # label, seed, runs done, runs in all
+
+
+@dataclass
+class Comparison:
+    """`board` has a row per method, model view and selection; see `fedloom.metrics.leaderboard`."""
+
+    config: Request
+    board: list[dict[str, Any]]
+    folder: Path | None = None
+
+    def rows(self, model: str = "pre", selection: str = "validation") -> list[dict[str, Any]]:
+        """The leaderboard of one model view, the best mean first."""
+        return [row for row in self.board if row["model"] == model and row["selection"] == selection]
+
+
+def compare(
+    methods: Iterable[str | Algorithm | type[Algorithm]] = METHODS,
+    dataset: str | Dataset | Federation = "digits",
+    *,
+    seeds: int | Sequence[int] = 3,
+    partition: str | Partition | None = None,
+    model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,
+    head: str = "head",
+    data_dir: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_run: OnRun | None = None,
+    **values: Any,
+) -> Comparison:
+    """Train and evaluate several methods on one task. Local is always among them: the others are measured by it.
+
+    A method is a name, a name with settings (`"ditto:lam=0.5"`), or an object. `seeds` is how many, or which.
+
+    >>> import fedloom
+    >>> found = fedloom.compare(["fedavg", "fedrep"], seeds=1, rounds=3, clients=5)
+    >>> sorted(row["method"] for row in found.rows())
+    ['fedavg', 'fedrep', 'local']
+    """
+    values = {key.replace("__", "."): value for key, value in values.items()}
+    configs = []
+    for method in methods:
+        spec = parse_method(method) if isinstance(method, str) else {"name": method}
+        own = {f"algorithm.{key}": value for key, value in spec.items() if key != "name"}
+        configs.append(configure(spec["name"], dataset, partition, model, head, data_dir, {**values, **own}))
+    return carry_out(configs, parse_seeds(seeds), out=out, resume=resume, on_run=on_run)
+
+
+def configurations(methods: Iterable[str], request: Mapping[str, Any]) -> list[Config]:
+    """What is asked for on the command line or in a file: a configuration per method."""
+    if "algorithm" in request:
+        raise UserError("A comparison has methods instead of an algorithm; name them, such as 'ditto:lam=0.5'.")
+    return [resolve(combine(request, {"algorithm": parse_method(method)})) for method in methods]
+
+
+def read_comparison(folder: Path) -> tuple[list[str], list[int], Request]:
+    """Methods, seeds and request of the comparison in a folder."""
+    if not folder.is_dir():
+        raise UserError(f"There is no comparison {folder}.")
+    if not (folder / "compare.yaml").exists():
+        if (folder / "config.yaml").exists():
+            raise UserError(f"{folder} holds a single run; use 'fedloom run --resume {folder}'.")
+        raise UserError(f"{folder} is not a comparison: it has no compare.yaml.")
+    request = read_request(folder / "compare.yaml")
+    methods, seeds = request.pop("methods", None), request.pop("seeds", None)
+    if not isinstance(methods, list) or not isinstance(seeds, list):
+        raise UserError(f"{folder} is damaged: compare.yaml does not list methods and seeds.")
+    return [str(method) for method in methods], parse_seeds(seeds), request
+
+
+def carry_out(
+    configs: Sequence[Config],
+    seeds: Sequence[int],
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_run: OnRun | None = None,
+) -> Comparison:
+    """All runs that are not done yet, seed by seed, and the leaderboard."""
+    entries = _labelled(configs)
+    described = _describe(entries, seeds)
+    folder = None if out is None else Path(out)
+    if folder is None and resume:
+        raise UserError("resume needs out, the folder of the comparison.")
+    if folder is not None:
+        _check(folder, described, resume)
+    data = make_data(next(iter(entries.values())))
+    for config in entries.values():  # every mistake shows before anything is trained
+        make_task(config, data)
+    if folder is not None:
+        with told(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder) if folder is not None else nullcontext():
+        if folder is not None:
+            _check(folder, described, resume)
+            write_text(folder / "compare.yaml", to_yaml(described))
+        runs: list[Scored] = []
+        for seed in seeds:
+            for label, config in entries.items():
+                on_round = on_run(label, seed, len(runs), len(seeds) * len(entries)) if on_run is not None else None
+                place = None if folder is None else folder / "runs" / file_name(label) / f"seed-{seed}"
+                again = place is not None and place.exists()
+                done = execute(config.with_seed(seed), out=place, resume=again, on_round=on_round, data=data)
+                runs.append(score(label, seed, done))
+        found = Comparison(described, leaderboard(runs), folder)
+        if folder is not None:
+            for name, write in (("csv", to_csv), ("md", to_markdown), ("tex", to_latex)):
+                write_text(folder / f"leaderboard.{name}", write(found.board))
+    return found
+
+
+def _check(folder: Path, described: Request, resume: bool) -> None:
+    if not resume:
+        check_empty(folder)
+        return
+    methods, seeds, request = read_comparison(folder)
+    check_same({"methods": methods, "seeds": seeds, **request}, described, folder)
+
+
+def _labelled(configs: Sequence[Config]) -> dict[str, Config]:
+    """Configurations by label, Local first."""
+    if not configs:
+        raise UserError("A comparison needs at least one method.")
+    entries: dict[str, Config] = {}
+    if all(label(config.algorithm) != BASELINE for config in configs):
+        local = resolve({"algorithm": BASELINE}).algorithm
+        entries[BASELINE] = dataclasses.replace(configs[0], algorithm=local)
+    for config in configs:
+        name = label(config.algorithm)
+        if name in entries:
+            raise UserError(f"'{name}' is asked for twice; give each method once, or with different settings.")
+        entries[name] = config
+    return entries
+
+
+def _describe(entries: Mapping[str, Config], seeds: Sequence[int]) -> Request:
+    common = describe(next(iter(entries.values())))
+    common = {key: value for key, value in common.items() if key not in ("algorithm", "seed")}
+    return {"methods": list(entries), "seeds": list(seeds), **common}
+
+
+def label(algorithm: Algorithm) -> str:
+    """A method and those of its settings that are not the defaults, as it is written on the command line."""
+    changed = [
+        f"{f.name}={_written(getattr(algorithm, f.name))}"
+        for f in dataclasses.fields(algorithm)
+        if getattr(algorithm, f.name) != f.default
+    ]
+    return algorithm.name + (":" + ",".join(changed) if changed else "")
+
+
+def _written(value: Any) -> str:
+    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def parse_method(text: str) -> dict[str, Any]:
+    """`ditto:lam=0.5,personal_epochs=2` as a section of a request."""
+    name, colon, rest = text.partition(":")
+    section: dict[str, Any] = {"name": name}
+    for item in rest.split(",") if colon else ():
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"A method with settings is written 'ditto:lam=0.5,personal_epochs=2', not '{text}'.")
+        if key.strip() in section:
+            raise UserError(f"'{text}' gives '{key.strip()}' twice.")
+        section[key.strip()] = value.strip()
+    return section
+
+
+def parse_seeds(seeds: Any) -> list[int]:
+    """A number of seeds, or the seeds themselves (`3`, `4,7,9`)."""
+    wrong = UserError(f"seeds must be how many (3) or which ones (4,7,9), not '{seeds}'.")
+    try:
+        if isinstance(seeds, str):
+            parts = [int(part) for part in seeds.split(",")]
+            found = parts if len(parts) > 1 or seeds.rstrip().endswith(",") else list(range(parts[0]))
+        else:
+            found = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    except (TypeError, ValueError):
+        raise wrong from None
+    if not found or min(found) < 0 or len(set(found)) < len(found):
+        raise wrong
+    return found
+
+
+def file_name(label: str) -> str:
+    return re.sub(r"[^\w.,=+-]", "_", label)
+
+
+def score(label: str, seed: int, result: Result) -> Scored:
+    """What a leaderboard needs of a run."""
+    views = {}
+    for view in result.views():
+        picks = {"validation": result.best_on_validation(view), "last": result.last()}
+        views[view] = {name: _chosen(result, view, row) for name, row in picks.items()}
+    down, up = (float(np.mean([row[name] for row in result.rounds])) for name in ("bytes_down", "bytes_up"))
+    train = float(np.median([row["train_seconds"] for row in result.timings]))
+    evaluation = float(np.median([row["eval_seconds"] for row in result.timings if row["eval_seconds"]]))
+    return Scored(label, seed, views, down, up, train, evaluation)
+
+
+def _chosen(result: Result, view: str, row: Mapping[str, Any]) -> Chosen:
+    clients = result.clients.filter(pc.field("round") == row["round"])
+    ids, acc = clients["client"].to_numpy(), clients[f"{view}_acc"].to_numpy()
+    return Chosen(row["round"], {metric: row[f"{view}_{metric}"] for metric in METRICS}, ids, acc)

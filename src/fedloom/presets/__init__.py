@@ -1,0 +1,1 @@
+"""Settings that belong together, as YAML files: a folder per paper."""

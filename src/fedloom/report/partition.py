@@ -1,0 +1,86 @@
+"""Who has which data: numbers per client, and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.core.errors import UserError
+from fedloom.core.federation import Federation
+from fedloom.runs.files import replacing
+
+FORMATS = ("png", "svg", "pdf")
+BUBBLES = 60  # more clients than this are drawn as a map
+
+
+def describe(data: Federation) -> dict[str, Any]:
+    """Numbers of a partition. `skew` is the mean distance (total variation) of a client's classes from all clients'."""
+    labels = data.labels()
+    share = labels / np.maximum(labels.sum(1, keepdims=True), 1)
+    overall = labels.sum(0) / labels.sum()
+    sizes = {name: rows.sizes for name, rows in data.splits.items()}
+    clients = [
+        {
+            "client": i,
+            "samples": int(labels[i].sum()),
+            **{name: int(n[i]) for name, n in sizes.items()},
+            "classes": int((labels[i] > 0).sum()),
+            "labels": labels[i].tolist(),
+        }
+        for i in range(data.clients)
+    ]
+    return {
+        "clients": clients,
+        "samples": int(labels.sum()),
+        "classes": data.classes,
+        "server": 0 if data.server is None else len(data.server),
+        "skew": float(np.abs(share - overall).sum(1).mean() / 2),
+        "partition": data.digest(),
+    }
+
+
+def check_picture(path: Path) -> None:
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in FORMATS:
+        raise UserError(f"A picture is a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file, not '{path.name}'.")
+
+
+def draw(data: Federation, path: Path) -> None:
+    """Samples of every class at every client: circles, or a map where there are many clients."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    check_picture(path)
+    labels = data.labels()
+    clients, classes = labels.shape
+    figure = Figure(figsize=(min(16, max(5, 1.5 + 0.28 * clients)), min(12, max(2.6, 1.2 + 0.26 * classes))), dpi=150)
+    axes = figure.add_subplot()
+    if clients <= BUBBLES and classes <= BUBBLES:
+        client, label = np.nonzero(labels)
+        count = labels[client, label]
+        axes.scatter(client, label, s=180 * count / labels.max(), color="#2b6cb0", alpha=0.75, linewidths=0)
+        axes.set_xlim(-0.7, clients - 0.3)
+        axes.set_ylim(-0.7, classes - 0.3)
+        axes.grid(True, color="#e5e5e5", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.set_title(f"Samples per client and class (largest circle: {labels.max()})", fontsize=9, loc="left")
+    else:
+        image = axes.imshow(
+            np.log10(labels.T + 1), aspect="auto", interpolation="nearest", cmap="Blues", origin="lower"
+        )
+        bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.02)
+        ticks = [n for n in (0, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 100000) if n <= labels.max()]
+        bar.set_ticks([np.log10(n + 1) for n in ticks], labels=[str(n) for n in ticks], fontsize=7)
+        axes.set_title("Samples per client and class", fontsize=9, loc="left")
+    axes.set_xlabel("client", fontsize=8)
+    axes.set_ylabel("class", fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.tick_params(labelsize=7, length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    figure.tight_layout()
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.removeprefix(".").lower())

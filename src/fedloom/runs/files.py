@@ -1,0 +1,183 @@
+"""Files that are either complete or not there, and one sentence when that fails."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from fedloom.core.errors import UserError
+
+TEMPORARY = ".partial"
+
+
+class Damaged(Exception):
+    """A file is not what was once written to it."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to; on success its contents are on disk under `path`, otherwise `path` is what it was."""
+    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+    try:
+        with told(path):
+            yield temporary
+            file = os.open(temporary, os.O_RDONLY)
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names (new, changed, removed) durable; some systems cannot, and need not."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """What the system refuses becomes a sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(_sentence(error, path)) from error
+
+
+def _sentence(error: Exception, path: Path) -> str:
+    code = error.errno if isinstance(error, OSError) else None
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space left" in str(error):
+        return f"The disk is full: {path} could not be written; free some space and continue with --resume."
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{path} cannot be written (no permission); choose another folder."
+    reason = (
+        (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0].rstrip(".").lower()
+    )
+    return f"{path} could not be written ({reason})."
+
+
+def write_text(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{path.name} cannot be read") from error
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+
+
+def read_table(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path, page_checksum_verification=True)
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise Damaged(f"{path.name} cannot be read") from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, Any] | None = None) -> None:
+    """A safetensors file with a checksum of its contents (and a note) in its header."""
+    # one entry: several would be written in no particular order
+    header = {"fedloom": json.dumps({**(note or {}), "checksum": checksum(tensors)}, sort_keys=True)}
+    data = save({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, metadata=header)
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors in memory of their own, and the note; what does not have its checksum is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            note = json.loads((file.metadata() or {})["fedloom"])
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise Damaged(f"{path.name} cannot be read") from error
+    if checksum(tensors) != note.pop("checksum", None):
+        raise Damaged(f"{path.name} does not have its checksum")
+    return tensors, note
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    h = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        h.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        h.update(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+    return h.hexdigest()
+
+
+def file_checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+BLOCK_BYTES = 64 << 20
+DTYPES = {"float64": "F64", "float32": "F32", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
+
+
+def write_stacked(
+    path: Path, like: Mapping[str, Tensor], count: int, read: Callable[[np.ndarray], list[Tensor]]
+) -> None:
+    """A safetensors file of tensors with `count` rows each, read in blocks: they need not fit memory together."""
+    header: dict[str, Any] = {}
+    offsets, end = [], 0
+    for name, row in like.items():
+        size = count * row.numel() * row.element_size()
+        header[name] = {
+            "dtype": DTYPES[str(row.dtype).removeprefix("torch.")],
+            "shape": [count, *row.shape],
+            "data_offsets": [end, end + size],
+        }
+        offsets.append(end)
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    start = 8 + len(text)
+    width = max(1, sum(v.numel() * v.element_size() for v in like.values()))
+    block = max(1, BLOCK_BYTES // width)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for first in range(0, count, block):
+            rows = read(np.arange(first, min(first + block, count)))
+            for offset, value in zip(offsets, rows, strict=True):
+                data = value.detach().cpu().contiguous()
+                file.seek(start + offset + first * data[0].numel() * data.element_size())
+                file.write(data.reshape(-1).view(torch.uint8).numpy().data if data.numel() else b"")
+
+
+def read_stacked(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"{path.name} cannot be read") from error
