@@ -11,7 +11,8 @@ from torch import nn
 
 import fedloom
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.experiment import configure, describe, make_task
+from fedloom.config import configure, describe
+from fedloom.experiment import make_task
 from fedloom.metrics.scores import summarize
 
 
@@ -23,9 +24,11 @@ def test_everything_public_is_importable():
 def test_a_run_records_every_round_and_every_client():
     result = fedloom.run("fedrep", rounds=4, clients=6, eval_every=3, seed=2)
     assert [row["round"] for row in result.rounds] == [3, 4]  # every third, and always the last
-    assert [(row["round"], row["client"]) for row in result.clients] == [(t, i) for t in (3, 4) for i in range(6)]
+    clients = result.clients.to_pylist()
+    assert [(row["round"], row["client"]) for row in clients] == [(t, i) for t in (3, 4) for i in range(6)]
+    assert [row["round"] for row in result.timings] == [1, 2, 3, 4]
     last = result.last()
-    mine = [row["pre_acc"] for row in result.clients if row["round"] == 4]
+    mine = [row["pre_acc"] for row in clients if row["round"] == 4]
     assert last["pre_acc_mean"] == pytest.approx(np.mean(mine))
     assert last["pre_acc_worst"] == min(mine)
     assert last["pre_train_loss"] > 0

@@ -9,7 +9,7 @@ import pytest
 
 import fedloom.experiment
 from fedloom.cli import main as cli
-from fedloom.experiment import configure
+from fedloom.config import configure
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text()
 

@@ -10,6 +10,12 @@ import pytest
 from fedloom.cli import main as cli
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """Commands leave what they make in the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 def fedloom(monkeypatch, capsys, *args):
     """Exit code, standard output, standard error."""
     monkeypatch.setattr(sys, "argv", ["fedloom", *args])

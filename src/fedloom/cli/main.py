@@ -25,14 +25,11 @@ app = typer.Typer(
 out, err = Console(), Console(stderr=True)
 UsageError: Any = typer.BadParameter.__base__  # typer exports the leaves of its exceptions only
 
+PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
 Request = dict[str, Any]
-Out = Annotated[
-    Path | None, typer.Option("--out", help="folder for everything the run leaves [runs/NAME]", show_default=False)
-]
+Out = Annotated[Path | None, typer.Option("--out", help="folder for all that is kept [runs/NAME-N]", **PLAIN)]
 NoSave = Annotated[bool, typer.Option("--no-save", help="leave nothing on disk")]
-Resume = Annotated[
-    Path | None, typer.Option("--resume", help="folder of a run that was stopped; it goes on", show_default=False)
-]
+Resume = Annotated[Path | None, typer.Option("--resume", help="folder of what was stopped; it goes on", **PLAIN)]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="say what the engine decides")]
 
 
@@ -78,9 +75,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    seeds: Annotated[
-        str | None, typer.Option("--seeds", help="how many (3), or which (4,7,9) [3]", show_default=False)
-    ] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="how many (3), or which (4,7,9) [3]", **PLAIN)] = None,
     out_: Out = None,
     resume: Resume = None,
     no_save: NoSave = False,
@@ -114,7 +109,7 @@ def compare(
 def data(
     request: Request,
     picture: Annotated[
-        Path | None, typer.Option("--picture", help="file for a picture (png, svg or pdf)", show_default=False)
+        Path | None, typer.Option("--picture", help="file for a picture (png, svg or pdf)", **PLAIN)
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
 ) -> None:

@@ -101,15 +101,19 @@ def comparison(console: Console, found: Comparison) -> None:
         f"{c['rounds']} rounds, {len(c['seeds'])} {'seed' if len(c['seeds']) == 1 else 'seeds'}",
         highlight=False,
     )
+    title = "\nPersonal models, test accuracy over clients, %"
     table = Table(
-        title="\nPersonal models, test accuracy over clients, %", title_justify="left", title_style="", box=SIMPLE_HEAD
+        title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    table.add_column("method", overflow="fold")
-    for column, (title, _) in COLUMNS.items():
-        table.add_column(title, justify="right", no_wrap=column == "acc_mean")
+    table.add_column("method", overflow="fold", min_width=10)
+    for column, (name, _) in COLUMNS.items():
+        table.add_column(name, justify="right", no_wrap=column == "acc_mean")
     for row in rows:
-        cells = [cell(row, column, spread=column == "acc_mean", between=" ±") for column in COLUMNS]
-        table.add_row(row["method"], *cells)
+        table.add_row(
+            row["method"],
+            cell(row, "acc_mean", between=" ±"),
+            *(cell(row, c, spread=False, digits=1) for c in list(COLUMNS)[1:]),
+        )
     console.print(table)
     console.print(
         "Round: the best on validation data; 'last round' is the mean in the last one. Gain and harmed: against the "

@@ -16,9 +16,9 @@ COLUMNS = {  # how a column is called, and whether its spread over seeds is show
     "acc_top5": ("top 5 %", True),
     "acc_worst": ("worst", True),
     "client_acc_std": ("std", False),
-    "client_acc_cv_x1e-2": ("CV, %", False),
+    "client_acc_cv_x1e-2": ("CV %", False),
     "gain": ("gain", True),
-    "harmed": ("harmed, %", False),
+    "harmed": ("harmed %", False),
     "last": ("last round", True),
 }
 CAPTION = (
@@ -34,12 +34,12 @@ def main_rows(board: Sequence[Row], model: str = "pre") -> list[Row]:
     return [{**r, "last": last[r["method"]]["acc_mean"], "last_std": last[r["method"]]["acc_mean_std"]} for r in rows]
 
 
-def cell(row: Row, column: str, spread: bool = True, between: str = " ± ") -> str:
+def cell(row: Row, column: str, spread: bool = True, between: str = " ± ", digits: int = 2) -> str:
     value = row.get(column)
     if value is None:
         return ""
     sign = "+" if column == "gain" and value > 0 else ""
-    text = f"{sign}{value:.1f}" if column == "harmed" else f"{sign}{value:.2f}"
+    text = f"{sign}{value:.{digits}f}"
     around = row.get(f"{column}_std")
     return text + (f"{between}{around:.2f}" if spread and around is not None else "")
 

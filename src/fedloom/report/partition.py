@@ -60,7 +60,7 @@ def draw(data: Federation, path: Path) -> None:
     if clients <= BUBBLES and classes <= BUBBLES:
         client, label = np.nonzero(labels)
         count = labels[client, label]
-        axes.scatter(client, label, s=180 * count / labels.max(), color="#2b6cb0", alpha=0.75, linewidths=0)
+        axes.scatter(client, label, s=220 * count / labels.max(), color="#2b6cb0", alpha=0.75, linewidths=0)
         axes.set_xlim(-0.7, clients - 0.3)
         axes.set_ylim(-0.7, classes - 0.3)
         axes.grid(True, color="#e5e5e5", linewidth=0.6)
@@ -76,8 +76,8 @@ def draw(data: Federation, path: Path) -> None:
         axes.set_title("Samples per client and class", fontsize=9, loc="left")
     axes.set_xlabel("client", fontsize=8)
     axes.set_ylabel("class", fontsize=8)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    for axis, count in ((axes.xaxis, clients), (axes.yaxis, classes)):
+        axis.set_major_locator(MaxNLocator(nbins=min(count, 20), integer=True))
     axes.tick_params(labelsize=7, length=0)
     for side in axes.spines.values():
         side.set_visible(False)
