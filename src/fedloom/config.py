@@ -54,7 +54,9 @@ class Settings:
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     deterministic: bool = setting(False, "on a GPU, use only algorithms that give the same bits every time")
     engine: Literal["vectorized", "reference"] = setting("vectorized", "who runs the clients")
-    plan: Literal["auto", "stacked", "per-client"] = setting("auto", "how the vectorized engine does it")
+    plan: Literal["auto", "stacked", "stacked-eager", "per-client"] = setting(
+        "auto", "how the vectorized engine does it (eager: without traces and graphs)"
+    )
     store: Literal["auto", "memory", "disk"] = setting("auto", "where the clients' private state is kept")
     checkpoint_every: int | None = setting(None, "rounds between checkpoints [by time: 5 % of it at most]", low=1)
 

@@ -29,7 +29,7 @@ SETTINGS = {
     "device": "auto, cpu, cuda or cuda:N [auto]",
     "dtype": "float32 or float64 [float32]",
     "engine": "vectorized or reference [vectorized]",
-    "plan": "auto, stacked or per-client [auto]",
+    "plan": "auto, stacked, stacked-eager or per-client [auto]",
     "store": "private state of clients: auto, memory or disk [auto]",
     "data_dir": "folder with the data set's files",
 }

@@ -105,7 +105,7 @@ def comparison(console: Console, found: Comparison) -> None:
     table = Table(
         title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    table.add_column("method", overflow="fold", min_width=10)
+    table.add_column("method", overflow="fold", min_width=8)
     for column, (name, _) in COLUMNS.items():
         table.add_column(name, justify="right", no_wrap=column == "acc_mean")
     for row in rows:
@@ -116,7 +116,7 @@ def comparison(console: Console, found: Comparison) -> None:
         )
     console.print(table)
     console.print(
-        "Round: the best on validation data; 'last round' is the mean in the last one. Gain and harmed: against the "
+        "Round: the best on validation data; 'last' is the mean in the last one. Gain and harmed: against the "
         "same client training alone (local).\n",
         style="dim",
     )

@@ -47,14 +47,14 @@ def choose(
     alg: Algorithm, task: Task, seed: int, cohort: Cohort, evaluated: int, force: str = "auto"
 ) -> tuple[Plan, Executor]:
     """The plan for rounds with cohorts of this kind in which `evaluated` clients are scored, and who carries it out.
-    `force` is auto, stacked or per-client."""
+    `force` is auto, stacked, stacked-eager (without traces and graphs) or per-client."""
     found = Plan("per-client", scoring="per-client", reason="asked for")
     if force != "per-client":
         try:
             option = _best(alg, task, seed, cohort, evaluated, force)
             return option.plan, option.executor
         except Exception as error:  # any operation of the method or the model may lack a batched form
-            if force == "stacked":
+            if force != "auto":
                 raise
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
             log.warning("Clients are trained one by one: this model and method cannot be stacked (%s).", why)
@@ -66,8 +66,8 @@ def _best(alg: Algorithm, task: Task, seed: int, cohort: Cohort, evaluated: int,
     captured = task.data.device.type == "cuda"
     replay: Replay = "captured" if captured else "traced"
     chunk = _chunk(alg, task, seed, cohort)
-    if force == "stacked":
-        plan = Plan("stacked", replay, chunk=chunk, reason="asked for")
+    if force != "auto":
+        plan = Plan("stacked", "eager" if force == "stacked-eager" else replay, chunk=chunk, reason="asked for")
         return Option(plan, make_executor(alg, task, seed, plan), 0.0)
     alone = _measure_per_client(alg, task, seed, cohort, evaluated)
     scoring = _scoring(alg, task, seed, cohort)

@@ -19,10 +19,10 @@ COLUMNS = {  # how a column is called, and whether its spread over seeds is show
     "client_acc_cv_x1e-2": ("CV %", False),
     "gain": ("gain", True),
     "harmed": ("harmed %", False),
-    "last": ("last round", True),
+    "last": ("last", True),
 }
 CAPTION = (
-    "Test accuracy over clients in percent, in the round with the best validation accuracy; 'last round' is the mean "
+    "Test accuracy over clients in percent, in the round with the best validation accuracy; 'last' is the mean "
     "in the last one. Gain and share of clients harmed are relative to the same client training alone (local)."
 )
 

@@ -1,0 +1,80 @@
+"""Real processes that are killed: from outside after some time, or at an exact operation on files."""
+
+import functools
+import json
+import multiprocessing
+import os
+import pathlib
+import signal
+import sys
+from pathlib import Path
+
+OPERATIONS = ("open", "fsync", "replace", "pwrite", "unlink", "mkdir")
+
+server = multiprocessing.get_context("forkserver")
+# what a first run would import: seconds in every life
+server.set_forkserver_preload(
+    ["fedloom.cli.main", "fedloom.compare", "sklearn.datasets", "torch._dynamo", "torch.fx.experimental.proxy_tensor"]
+)
+
+
+class Deadly:
+    """Counts operations on files, and kills this process at one of them: before it, or with a file half written."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at, self.count = at, 0
+
+    def step(self) -> None:
+        self.count += 1
+        if self.count == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def install(self) -> None:
+        for name in OPERATIONS:
+            setattr(os, name, self._before(getattr(os, name)))
+        whole = pathlib.Path.write_bytes
+
+        def write_bytes(path, data):
+            whole(path, data[: len(data) // 2])
+            self.step()
+            return whole(path, data)
+
+        pathlib.Path.write_bytes = write_bytes
+
+    def _before(self, original):
+        @functools.wraps(original)
+        def call(*args, **kwargs):
+            self.step()
+            return original(*args, **kwargs)
+
+        return call
+
+
+def _life(command: list[str], at: int | None, report: str | None) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    deadly = Deadly(at)
+    deadly.install()
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    sys.argv = ["fedloom", *command]
+    from fedloom.cli.main import main
+
+    try:
+        main()
+    finally:
+        if report is not None:
+            Path(report).write_text(json.dumps(deadly.count))
+
+
+def live(command: list[str], at: int | None = None, after: float | None = None, report: Path | None = None) -> int:
+    """Run a command in a process of its own; killed at its `at`-th operation on files, or `after` so many seconds.
+    Returns the exit code, negative if it was killed."""
+    process = server.Process(target=_life, args=(command, at, None if report is None else str(report)))
+    process.start()
+    process.join(after)
+    if after is not None and process.is_alive():
+        process.kill()
+    process.join(120)
+    assert process.exitcode is not None, "it hangs"
+    return process.exitcode

@@ -1,0 +1,216 @@
+"""A leaderboard as CSV, Markdown and LaTeX."""
+
+import csv
+import io
+import re
+
+import pytest
+
+from fedloom.metrics.leaderboard import METRICS
+from fedloom.report.leaderboard import CAPTION, COLUMNS, VIEWS, cell, main_rows, size, to_csv, to_latex, to_markdown
+
+COMMA = "ditto:lam=0.5,personal_epochs=2"  # has a comma, and an underscore
+
+
+def line(method, model="pre", selection="validation", **values):
+    """A row as `fedloom.metrics.leaderboard` makes it, with a third of everything where nothing else is said."""
+    row = {"method": method, "model": model, "selection": selection, "seeds": 2}
+    for name in (*METRICS, "gain", "harmed", "round"):
+        row |= {name: 100 / 3, f"{name}_std": 1 / 3}
+    row |= {"bytes_down": 1e6 / 3, "bytes_up": 2e6 / 3, "train_seconds": 1 / 3, "eval_seconds": 1 / 7}
+    return {**row, **values}
+
+
+BOARD = [
+    line("fedavg", selection="last", acc_mean=91.0, acc_mean_std=None),
+    line("fedavg", acc_mean=90.0, acc_low5=50.0),
+    line(COMMA, acc_mean=80.0, acc_low5=60.0, acc_mean_std=None),
+    line(COMMA, selection="last", acc_mean=79.0, acc_mean_std=2.5),
+    line("fedavg", "global", acc_mean=70.0, acc_low5=40.0),
+    line("fedavg", "global", "last", acc_mean=69.0),
+]
+UNPAIRED = [{k: v for k, v in row.items() if not k.startswith(("gain", "harmed"))} for row in BOARD]
+
+
+@pytest.mark.parametrize("board", [BOARD, [*BOARD, UNPAIRED[0]], UNPAIRED], ids=["all", "mixed", "no gain"])
+def test_csv_has_every_number_of_every_row(board):
+    reader = csv.DictReader(io.StringIO(to_csv(board)))
+    found = list(reader)
+    assert set(reader.fieldnames) == {name for row in board for name in row}
+    assert len(found) == len(board)
+    for read, row in zip(found, board, strict=True):
+        for name, text in read.items():
+            value = row.get(name)
+            if value is None:
+                assert text == ""
+            else:
+                assert type(value)(text) == value, name  # to the last digit
+
+
+def markdown_tables(text):
+    """Lines of cells, per table."""
+    tables, table = [], []
+    for row in [*text.splitlines(), ""]:
+        if row.startswith("|"):
+            table.append([c.strip() for c in row.strip("|").split("|")])
+        elif table:
+            tables.append(table)
+            table = []
+    return tables
+
+
+@pytest.mark.parametrize("board", [BOARD, UNPAIRED], ids=["gain", "no gain"])
+def test_markdown_has_a_table_per_model_view_with_lines_of_equal_length(board):
+    text = to_markdown(board)
+    personal, global_ = markdown_tables(text)
+    for table in (personal, global_):
+        assert {len(cells) for cells in table} == {len(table[0])}
+        assert table[0][:2] == ["method", "mean"]
+        assert all(re.fullmatch("-+:?", c) for c in table[1])
+    assert [cells[0] for cells in personal[2:]] == ["fedavg", COMMA]
+    assert [cells[0] for cells in global_[2:]] == ["fedavg"]
+    assert text.index("Personal model") < text.index(COMMA) < text.index("Global model")
+
+
+def test_markdown_cells_stand_below_their_titles():
+    board = [
+        line("fedavg", acc_mean=90.123, acc_mean_std=1.0, acc_worst=12.5, acc_worst_std=None, gain=3.0, gain_std=0.5,
+             harmed=25.0, bytes_down=1500.0, bytes_up=2.5e6, train_seconds=0.12345),
+        line("fedavg", selection="last", acc_mean=88.0, acc_mean_std=2.0),
+    ]  # fmt: skip
+    ((titles, _, cells),) = markdown_tables(to_markdown(board))
+    found = dict(zip(titles, cells, strict=True))
+    assert found["mean"] == "90.12 ± 1.00"
+    assert found["worst"] == "12.50"
+    assert found["gain"] == "+3.00 ± 0.50"
+    assert found["harmed %"] == "25.00"  # its spread is not shown
+    assert found[COLUMNS["last"][0]] == "88.00 ± 2.00"
+    assert (found["down"], found["up"], found["s/round"]) == ("1.5 kB", "2.5 MB", "0.123")
+
+
+def test_a_view_without_rows_has_no_table():
+    assert len(markdown_tables(to_markdown(BOARD[:4]))) == 1
+    assert to_latex(BOARD[:4]).count(r"\begin{table}") == 1
+    assert "Global" not in to_latex(BOARD[:4]) + to_markdown(BOARD[:4])
+
+
+def latex_tables(text):
+    """Lines of cells, per table."""
+    return [
+        [re.split(r"(?<!\\)&", row.removesuffix(r" \\")) for row in table.splitlines() if row.endswith(r" \\")]
+        for table in text.split(r"\begin{tabular}")[1:]
+    ]
+
+
+@pytest.mark.parametrize("board", [BOARD, UNPAIRED], ids=["gain", "no gain"])
+def test_latex_has_as_many_cells_in_every_row_as_its_tabular_has_columns(board):
+    text = to_latex(board)
+    layouts = re.findall(r"\\begin{tabular}{(\w+)}", text)
+    tables = latex_tables(text)
+    assert [len(table) for table in tables] == [3, 2]  # titles and methods
+    for layout, table in zip(layouts, tables, strict=True):
+        assert {len(cells) for cells in table} == {len(layout)}
+
+
+def test_latex_opens_and_closes_what_it_opens():
+    text = to_latex(BOARD)
+    for name in ("table", "tabular"):
+        assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 2
+    assert text.count("{") == text.count("}")
+    assert text.count("$") % 2 == 0
+    for rule in ("toprule", "midrule", "bottomrule"):
+        assert text.count(f"\\{rule}") == 2
+
+
+def test_latex_escapes_what_would_not_be_text():
+    text = to_latex([line("a_b&c#d%e"), line("a_b&c#d%e", selection="last")])
+    assert r"a\_b\&c\#d\%e" in text
+    assert r"lowest 5 \%" in text
+    assert not re.search(r"(?<!\\)[%#_]", text)  # a lone % would hide the rest of its line
+    (((_, *_), cells),) = latex_tables(text)
+    assert cells[0].strip() == r"a\_b\&c\#d\%e"
+
+
+def test_latex_sets_the_best_mean_and_the_best_lowest_in_bold_and_nothing_else():
+    """Of the personal models fedavg has the best mean (90) and ditto the best lowest 5 % (60); the only global model
+    is the best of its table in both."""
+    personal, global_ = latex_tables(to_latex(BOARD))
+    assert [[c.strip() for c in cells if "textbf" in c] for cells in personal[1:]] == [
+        [r"\textbf{90.00 $\pm$ 0.33}"],
+        [r"\textbf{60.00 $\pm$ 0.33}"],
+    ]
+    assert [i for i, c in enumerate(personal[1]) if "textbf" in c] == [1]
+    assert [i for i, c in enumerate(personal[2]) if "textbf" in c] == [2]
+    assert [i for i, c in enumerate(global_[1]) if "textbf" in c] == [1, 2]
+
+
+def test_latex_sets_all_that_share_the_best_in_bold():
+    methods = ("a", "b")
+    board = [line(m, selection=s, acc_mean=90.0, acc_low5=30.0) for m in methods for s in ("validation", "last")]
+    assert to_latex(board).count(r"\textbf") == 4
+
+
+@pytest.mark.parametrize("write", [to_markdown, to_latex])
+def test_the_caption_says_which_round_the_numbers_are_of(write):
+    assert write(BOARD).count("best validation accuracy") == 2
+    assert COLUMNS["last"][0] in CAPTION
+
+
+def test_main_rows_are_those_selected_on_validation_with_the_last_mean_beside():
+    found = main_rows(BOARD)
+    assert [(r["method"], r["acc_mean"]) for r in found] == [("fedavg", 90.0), (COMMA, 80.0)]
+    assert [(r["last"], r["last_std"]) for r in found] == [(91.0, None), (79.0, 2.5)]
+    assert {(r["model"], r["selection"]) for r in found} == {("pre", "validation")}
+    assert [(r["acc_mean"], r["last"]) for r in main_rows(BOARD, "global")] == [(70.0, 69.0)]
+    assert main_rows(BOARD, "post") == []
+    assert "last" not in BOARD[1]  # the board is as it was
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "text"),
+    [
+        ({"acc_mean": 12.345, "acc_mean_std": 0.678}, "acc_mean", "12.35 ± 0.68"),
+        ({"acc_mean": 12.345, "acc_mean_std": None}, "acc_mean", "12.35"),
+        ({"acc_mean": 12.345}, "acc_mean", "12.35"),
+        ({"gain": 2.0}, "gain", "+2.00"),
+        ({"gain": 0.0}, "gain", "0.00"),
+        ({"gain": -2.0, "gain_std": 0.0}, "gain", "-2.00 ± 0.00"),
+        ({}, "gain", ""),
+    ],
+)
+def test_a_cell_has_two_digits_and_a_spread_where_there_is_one(row, column, text):
+    assert cell(row, column) == text
+
+
+def test_a_cell_without_spread_has_none():
+    assert cell({"acc_mean": 12.0, "acc_mean_std": 1.0}, "acc_mean", spread=False) == "12.00"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (0.5, "0.5 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1234, "1.23 kB"),
+        (77_000, "77 kB"),
+        (1e6, "1 MB"),
+        (2.5e7, "25 MB"),
+        (1e9, "1 GB"),
+        (1.25e11, "125 GB"),
+    ],
+)
+def test_size_is_three_digits_and_a_unit(count, text):
+    assert size(count) == text
+
+
+@pytest.mark.parametrize("count", [999.6, 999_700, 999_999_999, 2e12])
+def test_size_is_never_in_powers_of_ten(count):
+    assert "e" not in size(count)
+
+
+def test_all_views_of_a_run_have_a_name():
+    from fedloom.experiment import VIEWS as RECORDED
+
+    assert set(VIEWS) == set(RECORDED)
