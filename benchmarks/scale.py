@@ -3,9 +3,9 @@
     python benchmarks/scale.py [--clients 100 1000 10000 100000] [--algorithm fedrep] [--filled] [--quick]
 
 Every case (a population and a place for the clients' private state) runs in a process of its own, so that the peak of
-memory is its own; the samples are part of it, and so are pages of the store's files that the system keeps mapped. All
-cases are repeated (`--repeats`) one after another, and a case counts with the run that has the lower median round: on a
-shared machine noise only adds. Times are medians over rounds, after two that warm up.
+memory is its own; the samples are part of it, and so are pages of the store's files that the system keeps mapped. Times
+are medians over rounds, after two that warm up. The whole list of cases is run five times (`--repeats`), and a case
+counts with the run that has the lowest median round: on a shared machine noise only adds. About six minutes.
 
 A checkpoint is saved every 10 rounds. `round` is training and evaluation alone, `with checkpoint` adds a tenth of the
 checkpoint. The first checkpoint does not count: a store on disk has nothing to bring into its files yet.
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
     parser.add_argument("--algorithm", default="fedrep", choices=ALGORITHMS.names())
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--filled", action="store_true", help="every client has trained before the first round")
     parser.add_argument("--quick", action="store_true", help="a smoke run: 100 and 1000 clients, 4 rounds, once")
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)  # a population and a store, in this process

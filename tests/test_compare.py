@@ -1,7 +1,6 @@
 """Comparisons: what is compared with what, the leaderboard against single runs, and folders that can be continued."""
 
 import csv
-import io
 import sys
 
 import numpy as np
@@ -15,7 +14,6 @@ from fedloom.algorithms.fedavg_ft import FedAvgFT
 from fedloom.algorithms.local import Local
 from fedloom.cli import main as cli
 from fedloom.compare import compare, configurations, label, parse_method, parse_seeds, read_comparison
-from fedloom.config import parse_request
 
 TASK = {
     "dataset": "synthetic", "per_client": 60, "model": "mlp", "width": 8, "clients": 5, "rounds": 2, "plan": "stacked",
@@ -56,8 +54,7 @@ def singles():
 
 
 def test_the_public_function_is_there_however_often_it_is_asked_for():
-    """The module has the same name."""
-    assert fedloom.compare is compare
+    """Its module has the same name, and hides it once that is imported."""
     assert fedloom.compare is compare
 
 
@@ -116,8 +113,11 @@ def test_costs_are_those_of_a_round(done, singles):
     assert rows["fedavg"]["bytes_up"] > rows["local"]["bytes_up"] == 0
 
 
-def test_in_memory_and_in_a_folder_the_board_is_the_same(done):
-    assert without_times(compare(ASKED, seeds=[0, 1], **TASK).board) == without_times(done.board)
+def test_in_memory_and_in_a_folder_the_board_is_the_same(tmp_path):
+    memory, folder = compare(ASKED, seeds=2, **QUICK), compare(ASKED, seeds=[0, 1], out=tmp_path / "mine", **QUICK)
+    assert without_times(memory.board) == without_times(folder.board)
+    assert memory.config == folder.config
+    assert (memory.folder, folder.folder) == (None, tmp_path / "mine")
 
 
 def test_the_rows_of_a_view_are_the_best_first(done):
@@ -147,9 +147,6 @@ def test_clients_without_test_samples_are_left_out_of_gain_and_harm():
     data.splits["test"] = fedloom.Ragged.of([np.zeros(0, int), *data.splits["test"].lists()[1:]])
     found = compare(["fedavg"], data, seeds=1, rounds=1, engine="reference")
     assert all(np.isfinite(row["gain"]) and row["harmed"] in (0, 50, 100) for row in found.board)
-
-
-# Methods and seeds, as they are written.
 
 
 @pytest.mark.parametrize(
@@ -251,9 +248,6 @@ def test_other_seeds_are_refused(seeds):
         parse_seeds(seeds)
 
 
-# Mistakes show before anything is trained or written.
-
-
 MISTAKES = {
     "unknown method": (["fedavg", "dito"], {}, ["did you mean 'ditto'?"]),
     "unknown setting": (["fedavg", "ditto:lamb=1"], {}, ["'lamb'", "did you mean 'lam'?"]),
@@ -284,9 +278,6 @@ def test_resume_needs_a_folder():
         compare(ASKED, resume=True, **QUICK)
 
 
-# Folders.
-
-
 def test_a_folder_holds_the_request_the_runs_and_three_leaderboards(done):
     expected = ["compare.yaml", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "runs"]
     assert sorted(f.name for f in done.folder.iterdir() if not f.name.startswith(".")) == expected
@@ -301,6 +292,7 @@ def test_a_folder_holds_the_request_the_runs_and_three_leaderboards(done):
 def test_the_request_in_the_folder_asks_for_the_same_comparison(done):
     methods, seeds, request = read_comparison(done.folder)
     assert (methods, seeds) == (LABELS, [0, 1])
+    assert {"methods": methods, "seeds": seeds, **request} == done.config
     configs = configurations(methods, request)
     assert [label(config.algorithm) for config in configs] == LABELS
     assert {(c.settings.clients, c.settings.plan, c.dataset.per_client, c.model.width) for c in configs} == {
@@ -309,20 +301,15 @@ def test_the_request_in_the_folder_asks_for_the_same_comparison(done):
 
 
 def test_every_run_in_the_folder_is_a_run_directory(done, singles):
+    full = {name.partition(":")[0]: name for name in LABELS}
     folders = sorted(p.parent for p in done.folder.glob("runs/*/*/config.yaml"))
     assert len(folders) == 6
     found = [fedloom.load(folder) for folder in folders]
     names = {(r.config["algorithm"]["name"], r.config["seed"]) for r in found}
-    assert names == {(name, seed) for name in ("local", "fedavg", "ditto") for seed in (0, 1)}
+    assert names == {(name, seed) for name in full for seed in (0, 1)}
     for result in found:
-        name = label_of(result)
-        assert result.rounds == singles[name, result.config["seed"]].rounds
-
-
-def label_of(result):
-    """Of the methods here, ditto is the one with a setting."""
-    name = result.config["algorithm"]["name"]
-    return "ditto:lam=0.5" if name == "ditto" else name
+        name = result.config["algorithm"]["name"]
+        assert result.rounds == singles[full[name], result.config["seed"]].rounds
 
 
 def test_a_finished_comparison_is_not_trained_again(done):
@@ -347,7 +334,7 @@ def test_runs_are_announced_seed_by_seed_with_how_many_are_done():
     assert started == [("local", 4, 0, 4), ("fedavg", 4, 1, 4), ("local", 2, 2, 4), ("fedavg", 2, 3, 4)]
 
 
-def test_an_interrupted_comparison_goes_on_where_it_was(done, tmp_path):
+def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
     """Stopped in the first round of the fourth of six runs: three are kept as they are."""
 
     def interrupt(name, seed, count, total):
@@ -357,15 +344,15 @@ def test_an_interrupted_comparison_goes_on_where_it_was(done, tmp_path):
 
         return on_round
 
-    folder = tmp_path / "mine"
+    folder, task = tmp_path / "mine", {**QUICK, "rounds": 2}
     with pytest.raises(KeyboardInterrupt):
-        compare(ASKED, seeds=2, out=folder, on_run=interrupt, **TASK)
+        compare(ASKED, seeds=2, out=folder, on_run=interrupt, **task)
     assert not (folder / "leaderboard.csv").exists()
     finished = {p.parent: files(p.parent) for p in folder.glob("runs/*/*/summary.json")}
     assert len(finished) == 3
-    found = compare(ASKED, seeds=2, out=folder, resume=True, **TASK)
+    found = compare(ASKED, seeds=2, out=folder, resume=True, **task)
     assert {place: files(place) for place in finished} == finished
-    assert without_times(found.board) == without_times(done.board)
+    assert without_times(found.board) == without_times(compare(ASKED, seeds=2, **task).board)
     assert (folder / "leaderboard.csv").exists()
 
 
@@ -454,9 +441,6 @@ def test_a_folder_whose_list_of_methods_and_seeds_is_gone_is_damaged(text, tmp_p
         read_comparison(tmp_path)
 
 
-# On the command line.
-
-
 def command(monkeypatch, capsys, *args):
     """Exit code, standard output, standard error."""
     monkeypatch.setattr(sys, "argv", ["fedloom", "compare", *args])
@@ -514,10 +498,3 @@ def test_a_comparison_is_resumed_with_nothing_but_its_folder(done, monkeypatch, 
     assert all(method in out for method in ("local", "fedavg", "ditto"))
     assert files(done.folder / "runs") == before
     assert (done.folder / "leaderboard.csv").read_text() == board
-
-
-def test_the_request_of_a_comparison_is_plain_data(done):
-    text = (done.folder / "compare.yaml").read_text()
-    request = parse_request(text, "compare.yaml")
-    assert request == done.config
-    assert list(csv.reader(io.StringIO(",".join(request["methods"])))) == [LABELS]

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedloom.config import Config, Request, combine, configure, describe, read_request, resolve, to_yaml
 from fedloom.core.contract import Algorithm
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, told
 from fedloom.core.federation import Federation
 from fedloom.data.partitions import Partition
 from fedloom.data.pool import Dataset
@@ -25,7 +25,7 @@ from fedloom.metrics.leaderboard import BASELINE, METRICS, Chosen, Scored, leade
 from fedloom.models.zoo import Model
 from fedloom.report.leaderboard import to_csv, to_latex, to_markdown
 from fedloom.runs.directory import alone, check_empty, check_same
-from fedloom.runs.files import told, write_text
+from fedloom.runs.files import write_text
 
 METHODS = (BASELINE, "fedavg", "fedrep", "ditto")
 OnRun = Callable[[str, int, int, int], OnRound | None]  # label, seed, runs done, runs in all

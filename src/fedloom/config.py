@@ -162,6 +162,11 @@ def resolve(request: Mapping[str, Any]) -> Config:
     names: dict[str, Any] = {}
     for key, value in combine(request).items():
         if key in SECTIONS:
+            if value.get("own") is True:
+                raise UserError(
+                    f"The {key} '{value.get('name')}' was made in Python; continue there, with fedloom.run(..., "
+                    "out=FOLDER, resume=True)."
+                )
             if "name" in value:
                 names[key] = value["name"]
             values |= {f"{key}.{bare}": v for bare, v in value.items() if bare != "name"}

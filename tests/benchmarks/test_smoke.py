@@ -14,3 +14,15 @@ def test_engines():
     assert len(rows) == 4  # two models, equal and ragged sizes
     assert all(row.count("x |") == 2 for row in rows)  # two gains
     assert "torch" in done.stdout
+
+
+def test_scale():
+    command = [sys.executable, FOLDER / "scale.py", "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "|"]
+    names, cases = rows[0], rows[2:]
+    assert [case[:2] for case in cases] == [[n, store] for store in ("memory", "disk") for n in ("100", "1000")]
+    assert names.count("ratio to 1000") == 2  # of a round alone, and with its share of a checkpoint
+    assert [case[names.index("ratio to 1000")] for case in cases if case[0] == "1000"] == ["1.00x", "1.00x"]
+    assert all((float(case[-1]) > 0) == (case[1] == "disk") for case in cases)  # rows of clients are where they should
+    assert "torch" in done.stdout

@@ -28,18 +28,21 @@ def operations(command, folder, name) -> int:
     return json.loads(report.read_text())
 
 
-def killed(command, folder, started: str, kills: int, draw, most: int) -> None:
+def next_life(command, folder) -> list[str]:
+    """What a person would type: the command again if nothing is there yet, else --resume."""
+    started = any((folder / name).exists() for name in ("config.yaml", "compare.yaml"))
+    return [command[0], "--resume", str(folder)] if started else [*command, "--out", str(folder)]
+
+
+def killed(command, folder, draw, most: int) -> None:
     """Start, and resume after every kill; then let it end. Kills are spread evenly over as many operations as the whole
     takes, so that some fall into writes of checkpoints and some into the start of a resumed run."""
-    for _ in range(kills):
-        here = (folder / started).exists()
-        first = [command[0], "--resume", str(folder)] if here else [*command, "--out", str(folder)]
-        code = live(first, at=int(draw.integers(1, most)))
+    for _ in range(KILLS):
+        code = live(next_life(command, folder), at=int(draw.integers(1, most)))
         assert code in (-9, 0)
         if code == 0:
             return
-    here = (folder / started).exists()
-    assert live([command[0], "--resume", str(folder)] if here else [*command, "--out", str(folder)]) == 0
+    assert live(next_life(command, folder)) == 0
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_twenty_kills_change_nothing(method, engine, store, tmp_path):
     command = run(method, engine, store)
     total = operations(command, tmp_path, "whole")
     draw = np.random.default_rng([len(method), len(engine)])
-    killed(command, tmp_path / "killed", "config.yaml", KILLS, draw, 2 * total // KILLS)
+    killed(command, tmp_path / "killed", draw, 2 * total // KILLS)
     lives = json.loads((tmp_path / "killed" / "environment.json").read_text())["starts"]
     assert len(lives) > KILLS // 2
     for name in SAME:
@@ -71,9 +74,8 @@ def test_kills_at_any_time_change_nothing(tmp_path):
     folder = tmp_path / "killed"
     draw = np.random.default_rng(5)
     for _ in range(6):
-        again = (folder / "config.yaml").exists()
-        live(["run", "--resume", str(folder)] if again else [*command, "--out", str(folder)], after=draw.uniform(0.3, 1))
-    assert live(["run", "--resume", str(folder)]) == 0
+        live(next_life(command, folder), after=draw.uniform(0.3, 1))
+    assert live(next_life(command, folder)) == 0
     for name in SAME:
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
@@ -82,7 +84,7 @@ def test_a_comparison_survives_twenty_kills_too(tmp_path):
     command = ["compare", "fedrep", "ditto", "--seeds", "2", "--rounds", "4", "--plan", "stacked-eager", *SMALL]
     total = operations(command, tmp_path, "whole")
     draw = np.random.default_rng(3)
-    killed(command, tmp_path / "killed", "compare.yaml", KILLS, draw, 2 * total // KILLS)
+    killed(command, tmp_path / "killed", draw, 2 * total // KILLS)
     runs = sorted(p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole").glob("runs/*/seed-*"))
     assert len(runs) == 6
     for run_ in runs:

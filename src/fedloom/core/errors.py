@@ -1,7 +1,10 @@
 """The one exception that is meant for the person at the keyboard."""
 
 import difflib
-from collections.abc import Iterable
+import errno
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -19,3 +22,21 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def unknown(kind: str, word: object, known: Iterable[str]) -> UserError:
     return UserError(f"Unknown {kind} '{word}'; {nearest(str(word), known)}")
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Where the system refuses to write a file or folder, a sentence says why."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(_refusal(error, path)) from error
+
+
+def _refusal(error: OSError, path: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"The disk is full: {path} could not be written; free some space and continue with --resume."
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{path} cannot be written (no permission); choose another folder."
+    reason = (error.strerror or str(error) or type(error).__name__).splitlines()[0].rstrip(".").lower()
+    return f"{path} could not be written ({reason})."

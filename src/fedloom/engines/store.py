@@ -6,6 +6,7 @@ only clients that took part take memory.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, told
 from fedloom.core.tree import Tree, leaves, size_bytes, tree_flatten, tree_map, tree_unflatten
 
 log = logging.getLogger("fedloom")
@@ -147,7 +148,8 @@ class DiskStore(Store):
 
     def __init__(self, fresh: Fresh, clients: int, folder: Path) -> None:
         super().__init__(fresh, clients)
-        folder.mkdir(parents=True, exist_ok=True)
+        with told(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         flat, self.spec = tree_flatten(self.like)
         self.files = [_RowFile(folder / f"{j:03d}.npy", clients, v) for j, v in enumerate(flat)]
         self.devices = [v.device for v in flat]
@@ -187,11 +189,15 @@ class _RowFile:
         row = like.cpu().numpy()
         if not path.exists():
             new = path.with_suffix(".new")
-            np.lib.format.open_memmap(new, mode="w+", dtype=row.dtype, shape=(clients, *row.shape))
-            os.replace(new, path)  # a kill before leaves nothing that looks complete
-        self.rows = np.lib.format.open_memmap(path, mode="r")
+            with told(path):
+                np.lib.format.open_memmap(new, mode="w+", dtype=row.dtype, shape=(clients, *row.shape))
+                os.replace(new, path)  # a kill before leaves nothing that looks complete
+        try:
+            self.rows = np.lib.format.open_memmap(path, mode="r")
+        except (OSError, ValueError):
+            raise UserError(f"{path} is damaged; start a new run.") from None
         if self.rows.shape != (clients, *row.shape) or self.rows.dtype != row.dtype:
-            raise OSError(f"{path} does not fit this run")
+            raise UserError(f"{path} holds the clients of another run; start a new one.")
         self.path, self.width = path, row.nbytes
         self.offset = path.stat().st_size - clients * row.nbytes
 
@@ -200,15 +206,11 @@ class _RowFile:
 
     def write(self, ids: np.ndarray, rows: np.ndarray) -> None:
         """Through the file, not the map: a full disk is then an error that can be told, not a dead process."""
-        rows = np.ascontiguousarray(rows)
-        file = os.open(self.path, os.O_WRONLY)
-        try:
+        with told(self.path), self.path.open("r+b", buffering=0) as file:
             for i, row in zip(ids.tolist(), rows, strict=True):
-                if os.pwrite(file, row.tobytes(), self.offset + i * self.width) != self.width:
-                    raise OSError(f"{self.path} could not be written")
-            os.fsync(file)
-        finally:
-            os.close(file)
+                if os.pwrite(file.fileno(), row.tobytes(), self.offset + i * self.width) != self.width:
+                    raise OSError(errno.ENOSPC, "written in part only")
+            os.fsync(file.fileno())
 
 
 class _Overlay:

@@ -11,7 +11,7 @@ import torch
 from fedloom.core.tree import tree_map
 from fedloom.engines.rounds import Rounds, State
 from fedloom.engines.store import Snapshot
-from fedloom.runs.files import Damaged, read_tensors, sync_folder, told, write_tensors
+from fedloom.runs.files import Damaged, read_tensors, sync_folder, write_tensors
 from fedloom.runs.trees import named, rebuilt
 
 log = logging.getLogger("fedloom")
@@ -44,8 +44,7 @@ class Checkpoints:
             | {"post": {split: torch.from_numpy(found) for split, found in state.post.items()}}
         )
         write_tensors(self._path(state.t), tensors, {"round": state.t})
-        with told(self.folder):
-            rounds.store.committed()
+        rounds.store.committed()
         for old in self.found()[KEPT:]:
             old.unlink()
         self.last = time.perf_counter()

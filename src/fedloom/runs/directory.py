@@ -28,7 +28,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from fedloom.config import Request, difference, read_request, to_yaml
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, told
 from fedloom.core.federation import Federation
 from fedloom.core.tree import Tree, leaves
 from fedloom.engines.plan import Plan
@@ -43,7 +43,6 @@ from fedloom.runs.files import (
     read_stacked,
     read_table,
     read_tensors,
-    told,
     write_json,
     write_stacked,
     write_table,
@@ -147,18 +146,17 @@ class Directory:
 
     def begin(self, rounds: Rounds) -> Records:
         """Brings the run to where it was, and says how far that is by its records."""
-        device = rounds.task.data.device
+        records = Records()
         starts = self.path / "environment.json"
         with self._undamaged():
             before = read_json(starts)["starts"] if starts.exists() else []
-        write_json(starts, {"starts": [*before, environment(device)]})
+            self.checkpoints.restore(rounds)
+            if rounds.t:
+                records = Records.load(self.path, rounds.t)
+                log.info("Going on after round %d.", rounds.t)
+        write_json(starts, {"starts": [*before, environment(rounds.task.data.device)]})
         write_json(self.path / "plan.json", rounds.plan.record())
-        self.checkpoints.restore(rounds)
-        if not rounds.t:
-            return Records()
-        log.info("Going on after round %d.", rounds.t)
-        with self._undamaged():
-            return Records.load(self.path, rounds.t)
+        return records
 
     # -- while it runs, and at its end ---------------------------------------------------------------------------
 

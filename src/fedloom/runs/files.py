@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import told
 
 TEMPORARY = ".partial"
 
@@ -55,27 +54,6 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-@contextmanager
-def told(path: Path) -> Iterator[None]:
-    """What the system refuses becomes a sentence."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise UserError(_sentence(error, path)) from error
-
-
-def _sentence(error: Exception, path: Path) -> str:
-    code = error.errno if isinstance(error, OSError) else None
-    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space left" in str(error):
-        return f"The disk is full: {path} could not be written; free some space and continue with --resume."
-    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{path} cannot be written (no permission); choose another folder."
-    reason = (
-        (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0].rstrip(".").lower()
-    )
-    return f"{path} could not be written ({reason})."
 
 
 def write_text(path: Path, text: str) -> None:

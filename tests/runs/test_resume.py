@@ -1,0 +1,312 @@
+"""Checkpoints and resuming: for every method, with damaged files, with other settings, by two at once."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import threading
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from helpers import RAGGED, make_federation, make_task, method, methods
+from safetensors.torch import load_file
+from sentences import user_error
+
+import fedloom
+from fedloom.core.tree import leaves
+from fedloom.engines.plan import Plan
+from fedloom.engines.rounds import Rounds
+from fedloom.runs import checkpoints as checkpoints_
+from fedloom.runs.checkpoints import Checkpoints
+from fedloom.runs.interrupt import Stopped
+from fedloom.runs.trees import named
+
+SMALL = {"clients": 5, "plan": "stacked-eager", "checkpoint_every": 1}
+SAME = ("final/server.safetensors", "final/clients.safetensors", "rounds.parquet", "clients.parquet", "summary.json")
+
+
+def everything(run: Rounds) -> list[bytes]:
+    found = [v.numpy().tobytes() for v in leaves((run.server, run.server_stats, run.store.everyone()))]
+    return [*found, run.store.trained.tobytes(), *(run.post[split].tobytes() for split in sorted(run.post))]
+
+
+@pytest.mark.parametrize(
+    "plan", [Plan("per-client", scoring="per-client"), Plan("stacked", chunk=5)], ids=lambda p: p.mode
+)
+@pytest.mark.parametrize("name", methods())
+def test_every_method_goes_on_from_a_checkpoint_to_the_bit(name, plan, tmp_path):
+    """With BatchNorm, dropout and (where the method allows it) momentum: all that a client or the server may keep."""
+    settings = {} if name == "scaffold" else {"momentum": 0.5}
+    alg = method(name)
+    share = 0.5 if alg.partial else 1.0
+    task = make_task(RAGGED, norm=True, dropout=0.2, data={"server": 20}, participation=share, **settings)
+    whole = Rounds(alg, task, 3, plan=plan)
+    first = Rounds(alg, task, 3, plan=plan)
+    for _ in range(2):
+        whole.advance()
+        first.advance()
+    Checkpoints(tmp_path).save(first)
+    second = Rounds(alg, task, 3, plan=plan)
+    Checkpoints(tmp_path).restore(second)
+    assert second.t == 2
+    for _ in range(2):
+        a, b = whole.advance(), second.advance()
+    assert everything(second) == everything(whole)
+    for view, splits in a.scores.items():
+        for split, found in splits.items():
+            assert found.tobytes() == b.scores[view][split].tobytes()
+
+
+class Crash(Exception):
+    pass
+
+
+def stop_after(rounds):
+    def on_round(done, total, row):
+        if done == rounds:
+            raise Crash
+
+    return on_round
+
+
+def broken_off(folder, rounds=3, **settings):
+    """A run of 5 rounds that died in the round after `rounds`; what it would have given, beside it."""
+    whole = folder.with_name("whole")
+    fedloom.run("ditto", rounds=5, out=whole, **{**SMALL, **settings})
+    with pytest.raises(Crash):
+        fedloom.run("ditto", rounds=5, out=folder, on_round=stop_after(rounds + 1), **{**SMALL, **settings})
+    return whole
+
+
+def assert_equal(folder, whole):
+    for name in SAME:
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def damage(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_run_that_died_goes_on(tmp_path):
+    whole = broken_off(tmp_path / "run")
+    seen = []
+    fedloom.run("ditto", rounds=5, out=tmp_path / "run", resume=True, on_round=lambda t, *_: seen.append(t), **SMALL)
+    assert seen == [3, 4, 5]  # where it stands, then the rounds that were missing
+    assert_equal(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize(
+    "how", [damage, lambda path: path.write_bytes(path.read_bytes()[:100]), lambda path: path.write_bytes(b"")]
+)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(how, store, tmp_path, caplog):
+    whole = broken_off(tmp_path / "run", store=store)
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
+    how(newest)
+    with caplog.at_level(logging.WARNING, logger="fedloom"):
+        fedloom.run("ditto", rounds=5, out=tmp_path / "run", resume=True, **{**SMALL, "store": store})
+    assert f"{newest.name} is damaged" in caplog.text
+    assert "the one before it is used" in caplog.text
+    assert_equal(tmp_path / "run", whole)
+    assert newest.with_suffix(".damaged").exists()  # nothing is thrown away
+
+
+def test_with_all_checkpoints_damaged_it_starts_from_the_beginning_and_says_so(tmp_path, caplog):
+    whole = broken_off(tmp_path / "run", store="disk")
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        damage(path)
+    with caplog.at_level(logging.WARNING, logger="fedloom"):
+        fedloom.run("ditto", rounds=5, out=tmp_path / "run", resume=True, **{**SMALL, "store": "disk"})
+    assert "starts from the beginning" in caplog.text
+    assert_equal(tmp_path / "run", whole)
+
+
+def test_two_checkpoints_are_kept(tmp_path):
+    fedloom.run("local", rounds=5, out=tmp_path / "run", **SMALL)
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["round-00000004.safetensors", "round-00000005.safetensors"]
+
+
+def test_checkpoints_by_time_cost_a_twentieth_of_it(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(checkpoints_.time, "perf_counter", lambda: clock[0])
+    run = Rounds(method("local"), make_task((3, 4)), 0, plan=Plan("per-client"))
+    saver = Checkpoints(tmp_path)
+    clock[0] = 9.9
+    assert not saver.due(run)
+    clock[0] = 10.0
+    assert saver.due(run)
+    saver.save(run)
+    saver.cost = 2.0  # a big one
+    clock[0] = 49.9
+    assert not saver.due(run)
+    clock[0] = 50.0
+    assert saver.due(run)
+
+
+def test_a_checkpoint_is_due_when_many_rows_wait_for_it(tmp_path, monkeypatch):
+    run = Rounds(method("local"), make_task((3, 4)), 0, plan=Plan("per-client"))
+    monkeypatch.setattr(run.store, "waiting_bytes", lambda: checkpoints_.WAITING_BYTES + 1)
+    assert Checkpoints(tmp_path).due(run)
+
+
+def test_a_finished_run_is_read_and_not_run_again(tmp_path):
+    first = fedloom.run("fedrep", rounds=2, out=tmp_path / "run", **SMALL)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    again = fedloom.run("fedrep", rounds=2, out=tmp_path / "run", resume=True, **SMALL)
+    assert again.rounds == first.rounds
+    assert again.clients.equals(first.clients)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_a_directory_holds_what_it_says(tmp_path):
+    folder = tmp_path / "run"
+    result = fedloom.run("fedrep", rounds=3, eval_every=2, out=folder, server_share=0.1, **SMALL)
+    assert {path.name for path in folder.iterdir()} == {
+        ".lock", "config.yaml", "plan.json", "partition.parquet", "rounds.parquet", "clients.parquet",
+        "timings.parquet", "checkpoints", "final", "summary.json", "environment.json", "run.log",
+    }  # fmt: skip
+    partition = pq.read_table(folder / "partition.parquet").to_pylist()
+    assert [row["client"] for row in partition] == [0, 1, 2, 3, 4, -1]  # the last is the server's
+    rows = [i for row in partition for split in ("train", "val", "test") for i in row[split]]
+    assert len(rows) == len(set(rows)) == sum(sum(row["labels"]) for row in partition) == 1797
+    assert pq.read_table(folder / "rounds.parquet")["round"].to_pylist() == [2, 3]
+    assert pq.read_table(folder / "clients.parquet").num_rows == 2 * 5
+    assert pq.read_table(folder / "timings.parquet")["round"].to_pylist() == [1, 2, 3]
+    for name in ("rounds", "clients"):
+        assert not [c for c in pq.read_table(folder / f"{name}.parquet").column_names if "second" in c]
+    heads = load_file(folder / "final" / "clients.safetensors")
+    assert {k: tuple(v.shape) for k, v in heads.items()} == {"h/head.bias": (5, 10), "h/head.weight": (5, 10, 64)}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["last"] == result.last()
+    assert summary["best_on_validation"]["pre"] == result.best_on_validation()
+    environment = json.loads((folder / "environment.json").read_text())["starts"][0]
+    assert environment["packages"]["torch"] == torch.__version__ or environment["packages"]["torch"]
+    assert "Finished" in (folder / "run.log").read_text()
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_what_is_loaded_is_what_was_returned(store, tmp_path):
+    given = fedloom.run("scaffold", rounds=2, **{**SMALL, "participation": 0.5})
+    fedloom.run("scaffold", rounds=2, out=tmp_path / "run", store=store, **{**SMALL, "participation": 0.5})
+    found = fedloom.load(tmp_path / "run")
+    assert found.rounds == given.rounds
+    assert found.clients.equals(given.clients)
+    a, b = named([found.server, found.store]), named([given.server, given.store])
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_method_without_private_state_leaves_an_empty_file(tmp_path):
+    fedloom.run("fedavg", rounds=1, out=tmp_path / "run", **SMALL)
+    assert fedloom.load(tmp_path / "run").store == {}
+
+
+def test_the_configuration_repeats_the_run(tmp_path):
+    from fedloom.config import read_request, resolve
+    from fedloom.experiment import execute
+
+    fedloom.run("ditto", rounds=2, out=tmp_path / "one", lam=0.3, beta=0.5, **SMALL)
+    execute(resolve(read_request(tmp_path / "one" / "config.yaml")), out=tmp_path / "two")
+    assert_equal(tmp_path / "one", tmp_path / "two")
+
+
+def test_an_own_model_and_own_data_are_resumed_from_python(tmp_path):
+    data = make_federation((20, 30, 40), dtype=torch.float32)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    given = {"model": net, "head": "2", "rounds": 4, "plan": "stacked-eager", "checkpoint_every": 1}
+    fedloom.run("fedper", data, out=tmp_path / "whole", **given)
+    with pytest.raises(Crash):
+        fedloom.run("fedper", data, out=tmp_path / "run", on_round=stop_after(3), **given)
+    fedloom.run("fedper", data, out=tmp_path / "run", resume=True, **given)
+    assert_equal(tmp_path / "run", tmp_path / "whole")
+    with user_error("data of", "not what the run was started with"):
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(Crash):
+            fedloom.run("fedper", data, out=tmp_path / "run", on_round=stop_after(3), **given)
+        other = make_federation((20, 30, 40), dtype=torch.float32, seed=9)
+        fedloom.run("fedper", other, out=tmp_path / "run", resume=True, **given)
+
+
+def test_a_directory_in_use_is_refused_and_left_alone(tmp_path):
+    asked = threading.Event()
+    refused = []
+
+    def second():
+        asked.wait()
+        try:
+            fedloom.run("ditto", rounds=3, out=tmp_path / "run", resume=True, **SMALL)
+        except fedloom.UserError as error:
+            refused.append(str(error))
+
+    other = threading.Thread(target=second)
+    other.start()
+
+    def on_round(done, total, row):
+        if done == 2:
+            asked.set()
+            other.join()
+
+    fedloom.run("ditto", rounds=3, out=tmp_path / "run", on_round=on_round, **SMALL)
+    assert len(refused) == 1
+    assert "in use by another process" in refused[0]
+    assert fedloom.load(tmp_path / "run").last()["round"] == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_after_its_round_with_a_checkpoint(number, tmp_path):
+    whole = tmp_path / "whole"
+    settings = {**SMALL, "checkpoint_every": 100}
+    fedloom.run("ditto", rounds=5, out=whole, **settings)
+
+    def on_round(done, total, row):
+        if done == 2:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(Stopped) as stop:
+        fedloom.run("ditto", rounds=5, out=tmp_path / "run", on_round=on_round, **settings)
+    assert (stop.value.done, stop.value.total) == (2, 5)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["round-00000002.safetensors"]
+    assert fedloom.load(tmp_path / "run").last()["round"] == 2  # records so far can be read
+    fedloom.run("ditto", rounds=5, out=tmp_path / "run", resume=True, **settings)
+    assert_equal(tmp_path / "run", whole)
+
+
+def test_the_second_signal_ends_a_run_at_once(tmp_path):
+    def on_round(done, total, row):
+        if done == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        fedloom.run("ditto", rounds=5, out=tmp_path / "run", on_round=on_round, **SMALL)
+    assert not isinstance(stop.value, Stopped)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["round-00000001.safetensors"]
+
+
+def test_handlers_of_signals_are_given_back(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    fedloom.run("local", rounds=1, out=tmp_path / "run", **SMALL)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_evaluation_can_be_limited_to_a_fixed_sample(tmp_path):
+    everyone = fedloom.run("fedrep", rounds=3, clients=10, plan="stacked-eager")
+    some = fedloom.run("fedrep", rounds=3, clients=10, eval_clients=4, plan="stacked-eager")
+    chosen = np.unique(some.clients["client"].to_numpy())
+    assert len(chosen) == 4
+    assert len(some.clients) == 3 * 4
+    other = fedloom.run("fedavg", rounds=2, clients=10, eval_clients=4, seed=5, plan="stacked-eager")
+    assert np.array_equal(np.unique(other.clients["client"].to_numpy()), chosen)  # the same for all methods and seeds
+    all_rows = {(r["round"], r["client"]): r for r in everyone.clients.to_pylist()}
+    for row in some.clients.to_pylist():
+        assert row == all_rows[row["round"], row["client"]]
+    mine = [r["pre_acc"] for r in some.clients.to_pylist() if r["round"] == 3]
+    assert some.last()["pre_acc_mean"] == pytest.approx(np.mean(mine))
+    with user_error("eval_clients", "there are 10"):
+        fedloom.run("fedrep", clients=10, eval_clients=11)
