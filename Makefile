@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/fedloom run
+	$(BIN)/fedloom compare --seeds 2
 
 test: $(READY)
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ OPERATIONS = ("open", "fsync", "replace", "pwrite", "unlink", "mkdir")
 server = multiprocessing.get_context("forkserver")
 # what a first run would import: seconds in every life
 server.set_forkserver_preload(
-    ["fedloom.cli.main", "fedloom.compare", "sklearn.datasets", "torch._dynamo", "torch.fx.experimental.proxy_tensor"]
+    ["fedloom.cli.main", "fedloom.comparison", "sklearn.datasets", "torch._dynamo", "torch.fx.experimental.proxy_tensor"]
 )
 
 

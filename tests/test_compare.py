@@ -13,7 +13,7 @@ from fedloom.algorithms.ditto import Ditto
 from fedloom.algorithms.fedavg_ft import FedAvgFT
 from fedloom.algorithms.local import Local
 from fedloom.cli import main as cli
-from fedloom.compare import compare, configurations, label, parse_method, parse_seeds, read_comparison
+from fedloom.comparison import compare, configurations, label, parse_method, parse_seeds, read_comparison
 
 TASK = {
     "dataset": "synthetic", "per_client": 60, "model": "mlp", "width": 8, "clients": 5, "rounds": 2, "plan": "stacked",

@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedloom.compare import Comparison, compare
+    from fedloom.comparison import Comparison, compare
     from fedloom.core.contract import Algorithm, Batch, Draw, Info, Phase, Slot
     from fedloom.core.errors import UserError
     from fedloom.core.federation import Federation, Ragged
@@ -20,7 +20,7 @@ _HOMES = {
     "fedloom.core.federation": ("Federation", "Ragged"),
     "fedloom.core.settings": ("setting",),
     "fedloom.core.task": ("Task",),
-    "fedloom.compare": ("Comparison", "compare"),
+    "fedloom.comparison": ("Comparison", "compare"),
     "fedloom.experiment": ("Result", "load", "run"),
 }
 

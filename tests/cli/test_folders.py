@@ -120,7 +120,7 @@ MISTAKES = {
     "records missing": (remove("stopped/clients.parquet"), RESUME, "stopped is damaged: clients.parquet"),
     "environment broken": (spoil("stopped/environment.json"), RESUME, "stopped is damaged: environment.json"),
     "compare.yaml without methods": (
-        spoil("compared/compare.yaml", b"lr: 1"), ("compare", "--resume", "compared"), "compare.yaml does not list methods",
+        spoil("compared/compare.yaml", b"lr: 1"), ("compare", "--resume", "compared"), "does not list methods",
     ),
     # files with settings
     "config file missing": (nothing, (*RUN, "--config", "x.yaml"), "x.yaml cannot be read"),
@@ -135,7 +135,7 @@ MISTAKES = {
         spoil("x.yaml", b"modle: {name: mlp}"), (*RUN, "--config", "x.yaml"), "did you mean 'model'?",
     ),
     "config file section a list": (spoil("x.yaml", b"model: [mlp]"), (*RUN, "--config", "x.yaml"), "model as a name"),
-    "config file number as name": (spoil("x.yaml", b"model: {name: 3}"), (*RUN, "--config", "x.yaml"), "must be a word"),
+    "config file number as word": (spoil("x.yaml", b"model: {name: 3}"), (*RUN, "--config", "x.yaml"), "a word"),
     "methods for a single run": (spoil("x.yaml", b"methods: [ditto]"), (*RUN, "--config", "x.yaml"), "'methods'"),
     "algorithm for a comparison": (
         spoil("x.yaml", b"algorithm: ditto"), (*COMPARE, "--config", "x.yaml"), "methods instead of an algorithm",

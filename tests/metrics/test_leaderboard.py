@@ -137,9 +137,10 @@ def test_a_selection_is_measured_against_locals_own():
 
 
 def test_every_view_is_measured_against_the_models_that_local_has():
-    """A global model with 45 and 65 where Local's models have 50 and 60: changes -5 and 5."""
+    """A global model with 45 and 65 where Local's models have 50 and 60 before training: changes -5 and 5."""
     views = {"global": {name: chosen([45, 65]) for name in ("validation", "last")}}
-    runs = [scored("local", 0, [50, 60]), scored("fedavg", 0, [80, 90], views=views)]
+    trained = {"post": {name: chosen([7, 8]) for name in ("validation", "last")}}
+    runs = [scored("local", 0, [50, 60], views=trained), scored("fedavg", 0, [80, 90], views=views)]
     found = row(runs, "fedavg", "global")
     assert (found["acc_mean"], found["gain"], found["harmed"]) == (55, 0, 50)
     assert row(runs, "fedavg")["gain"] == 30

@@ -83,7 +83,7 @@ def compare(
 ) -> None:
     """Train and evaluate several methods on one task, each with several seeds, and rank them."""
     _log(verbose)
-    from fedloom.compare import METHODS, carry_out, configurations, parse_seeds, read_comparison
+    from fedloom.comparison import METHODS, carry_out, configurations, parse_seeds, read_comparison
     from fedloom.config import combine
 
     _one_place(out_, resume, no_save)

@@ -15,7 +15,7 @@ from rich.table import Table
 from fedloom.report.leaderboard import COLUMNS, VIEWS, cell, main_rows, size
 
 if TYPE_CHECKING:
-    from fedloom.compare import Comparison
+    from fedloom.comparison import Comparison
     from fedloom.experiment import OnRound, Result
 
 HIDDEN = ("settings", "usual", "paper")  # shown for one thing, not in a list
@@ -47,9 +47,15 @@ def progress(console: Console) -> Iterator[Callable[[str], OnRound | None]]:
             for old in bar.task_ids:
                 bar.remove_task(old)
             task = bar.add_task(title, total=None, score="getting ready")
+            started = False
 
             def on_round(done: int, total: int, row: dict[str, Any] | None) -> None:
-                bar.update(task, completed=done, total=total)
+                nonlocal started
+                if started:
+                    bar.update(task, completed=done)
+                else:  # a resumed run does not start at 0, and what it does not do takes no time
+                    bar.reset(task, completed=done, total=total)
+                    started = True
                 if row is not None:
                     bar.update(task, score=f"mean {row['pre_acc_mean']:.1f}  lowest 5 % {row['pre_acc_low5']:.1f}")
 

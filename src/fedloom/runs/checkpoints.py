@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -36,8 +37,10 @@ class Checkpoints:
             return True
         return time.perf_counter() - self.last >= max(AT_LEAST, self.cost / OVERHEAD)
 
-    def save(self, rounds: Rounds) -> None:
+    def save(self, rounds: Rounds, first: Callable[[], None] = lambda: None) -> None:
+        """`first` writes what must not be behind the checkpoint (what is ahead of it is cut off on resume)."""
         start = time.perf_counter()
+        first()
         state = rounds.state()
         tensors = named(
             {"server": state.server, "server_stats": state.server_stats, "store": state.store._asdict()}

@@ -81,8 +81,8 @@ class Directory:
         if not resume:
             check_empty(self.path)
             return False
-        if self.path.is_dir() and all(_ours(file) for file in self.path.iterdir()):
-            return False  # killed before it wrote anything
+        if unused(self.path):
+            return False
         check_same(self.config(), config, self.path)
         return self.finished
 
@@ -162,8 +162,7 @@ class Directory:
 
     def keep_round(self, rounds: Rounds, records: Records, at_once: bool) -> None:
         if at_once or self.checkpoints.due(rounds):
-            records.save(self.path)
-            self.checkpoints.save(rounds)
+            self.checkpoints.save(rounds, first=lambda: records.save(self.path))
 
     def finish(self, rounds: Rounds, summary: Mapping[str, Any]) -> None:
         server, clients = (self.path / "final" / name for name in FINAL)
@@ -212,7 +211,7 @@ def check_empty(path: Path) -> None:
     with told(path):
         if any((path / name).exists() for name in ("config.yaml", "compare.yaml")):
             raise UserError(f"{path} is in use already; continue with --resume {path}, or give another folder.")
-        if path.exists() and any(not _ours(file) for file in path.iterdir()):
+        if not unused(path):
             raise UserError(f"{path} is not empty; give a folder that does not exist yet.")
 
 
@@ -254,9 +253,10 @@ def _logged(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def _ours(file: Path) -> bool:
-    """Left by a start that was killed before it wrote anything."""
-    return file.name in (LOCK, "run.log") or file.name.endswith(TEMPORARY)
+def unused(path: Path) -> bool:
+    """Is nothing there, but perhaps what a start leaves that was killed before it wrote anything?"""
+    ours = ("run.log", LOCK)
+    return not path.exists() or all(f.name in ours or f.name.endswith(TEMPORARY) for f in path.iterdir())
 
 
 def partition_table(data: Federation) -> pa.Table:

@@ -43,7 +43,7 @@ class Records:
 
     def save(self, folder: Path) -> None:
         for name, table in zip(FILES, (to_table(self.rounds), self.clients, to_table(self.timings)), strict=True):
-            write_table(folder / name, table)
+            write_table(folder / name, table.combine_chunks())  # the layout must not tell how often a run was resumed
 
     @staticmethod
     def load(folder: Path, up_to: int | None = None) -> Records:

@@ -24,7 +24,7 @@ from fedloom.experiment import OnRound, Result, execute, make_data, make_task
 from fedloom.metrics.leaderboard import BASELINE, METRICS, Chosen, Scored, leaderboard
 from fedloom.models.zoo import Model
 from fedloom.report.leaderboard import to_csv, to_latex, to_markdown
-from fedloom.runs.directory import alone, check_empty, check_same
+from fedloom.runs.directory import alone, check_empty, check_same, unused
 from fedloom.runs.files import write_text
 
 METHODS = (BASELINE, "fedavg", "fedrep", "ditto")
@@ -129,7 +129,7 @@ def carry_out(
             for label, config in entries.items():
                 on_round = on_run(label, seed, len(runs), len(seeds) * len(entries)) if on_run is not None else None
                 place = None if folder is None else folder / "runs" / file_name(label) / f"seed-{seed}"
-                again = place is not None and place.exists()
+                again = place is not None
                 done = execute(config.with_seed(seed), out=place, resume=again, on_round=on_round, data=data)
                 runs.append(score(label, seed, done))
         found = Comparison(described, leaderboard(runs), folder)
@@ -142,6 +142,8 @@ def carry_out(
 def _check(folder: Path, described: Request, resume: bool) -> None:
     if not resume:
         check_empty(folder)
+        return
+    if unused(folder):
         return
     methods, seeds, request = read_comparison(folder)
     check_same({"methods": methods, "seeds": seeds, **request}, described, folder)
