@@ -184,8 +184,10 @@ def main() -> None:
     print(f"python {shlex.join(sys.argv)}\n", flush=True)
     cases = [(clients, store) for store in STORES for clients in args.clients]
     passes = [{case: in_process(*case, args) for case in cases} for _ in range(args.repeats)]
-    found = {case: min((runs[case] for runs in passes), key=lambda run: run["round"]) for case in cases}
-    print(*table(found, every), sep="\n")
+    sorted_runs = {case: sorted((runs[case] for runs in passes), key=lambda run: run["round"]) for case in cases}
+    print(*table({case: runs[0] for case, runs in sorted_runs.items()}, every), sep="\n")
+    noise = [runs[-1]["round"] / runs[0]["round"] for runs in sorted_runs.values()]
+    print(f"\nNoise: the slowest run of a case took {min(noise):.2f} to {max(noise):.2f} times as long as its fastest.")
 
 
 if __name__ == "__main__":

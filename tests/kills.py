@@ -13,9 +13,7 @@ OPERATIONS = ("open", "fsync", "replace", "pwrite", "unlink", "mkdir")
 
 server = multiprocessing.get_context("forkserver")
 # what a first run would import: seconds in every life
-server.set_forkserver_preload(
-    ["fedloom.cli.main", "fedloom.comparison", "sklearn.datasets", "torch._dynamo", "torch.fx.experimental.proxy_tensor"]
-)
+server.set_forkserver_preload(["fedloom.cli.main", "fedloom.comparison", "sklearn.datasets", "torch._dynamo"])
 
 
 class Deadly:

@@ -10,6 +10,7 @@ from sentences import user_error
 from torch import nn
 
 from fedloom.algorithms.ditto import Ditto
+from fedloom.algorithms.fedavg import FedAvg
 from fedloom.cli import main as cli
 from fedloom.config import (
     FORMAT,
@@ -218,7 +219,8 @@ def test_the_command_line_puts_options_over_the_file_over_the_preset(tmp_path, m
         ({"modle.width": 3}, ["'modle.width'", "did you mean 'model'?"]),
         ({"run.lr": 3}, ["'run.lr'", "does not name a section"]),
         ({"algorithm.lam.x": 3}, ["'algorithm.lam.x'", "does not name a section"]),
-        ({"algorithm": {"own": True}}, ["algorithm 'ditto'", "'own'"]),
+        ({"model": {"name": "Linear", "own": True}}, ["model 'Linear'", "made in Python"]),
+        ({"algorithm": {"own": 3}}, ["algorithm 'ditto'", "'own'"]),
     ],
 )
 def test_a_mistake_in_a_request_gets_one_sentence(request_, words):
@@ -364,3 +366,22 @@ def test_an_unknown_preset_is_refused_with_the_nearest_one():
 def test_reading_presets_twice_gives_the_same():
     preset("page/synthetic")["lr"] = 7
     assert preset("page/synthetic")["lr"] == 0.1
+
+
+def test_a_key_that_stands_twice_is_a_mistake(tmp_path):
+    (tmp_path / "x.yaml").write_text("lr: 1\nrounds: 3\nlr: 2\n")
+    with user_error("x.yaml", "'lr' stands twice"):
+        read_request(tmp_path / "x.yaml")
+
+
+def test_a_copy_of_a_preset_is_a_file_with_settings(tmp_path):
+    (tmp_path / "x.yaml").write_text("about: mine\nlr: 0.5\n")
+    assert read_request(tmp_path / "x.yaml") == {"lr": 0.5}
+
+
+def test_a_method_must_have_a_name_of_its_own():
+    class Mine(FedAvg):
+        pass
+
+    with user_error("Mine", "no name of its own"):
+        configure(Mine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,7 +24,7 @@ from fedloom.data.pool import Dataset
 from fedloom.experiment import OnRound, Result, execute, make_data, make_task
 from fedloom.metrics.leaderboard import BASELINE, METRICS, Chosen, Scored, leaderboard
 from fedloom.models.zoo import Model
-from fedloom.report.leaderboard import to_csv, to_latex, to_markdown
+from fedloom.report.leaderboard import selected, to_csv, to_latex, to_markdown
 from fedloom.runs.directory import alone, check_empty, check_same, unused
 from fedloom.runs.files import write_text
 
@@ -39,13 +40,15 @@ class Comparison:
     board: list[dict[str, Any]]
     folder: Path | None = None
 
-    def rows(self, model: str = "pre", selection: str = "validation") -> list[dict[str, Any]]:
-        """The leaderboard of one model view, the best mean first."""
+    def rows(self, model: str = "pre", selection: str | None = None) -> list[dict[str, Any]]:
+        """The leaderboard of one model view, the best mean first; of the round best on validation data, if there is
+        such data, else of the last round."""
+        selection = selection or selected(self.board)
         return [row for row in self.board if row["model"] == model and row["selection"] == selection]
 
 
 def compare(
-    methods: Iterable[str | Algorithm | type[Algorithm]] = METHODS,
+    methods: Iterable[str | Algorithm | type[Algorithm]] | str | Algorithm | type[Algorithm] = METHODS,
     dataset: str | Dataset | Federation = "digits",
     *,
     seeds: int | Sequence[int] = 3,
@@ -68,8 +71,9 @@ def compare(
     ['fedavg', 'fedrep', 'local']
     """
     values = {key.replace("__", "."): value for key, value in values.items()}
+    _check_seed(values)
     configs = []
-    for method in methods:
+    for method in [methods] if isinstance(methods, str | Algorithm | type) else methods:
         spec = parse_method(method) if isinstance(method, str) else {"name": method}
         own = {f"algorithm.{key}": value for key, value in spec.items() if key != "name"}
         configs.append(configure(spec["name"], dataset, partition, model, head, data_dir, {**values, **own}))
@@ -80,7 +84,13 @@ def configurations(methods: Iterable[str], request: Mapping[str, Any]) -> list[C
     """What is asked for on the command line or in a file: a configuration per method."""
     if "algorithm" in request:
         raise UserError("A comparison has methods instead of an algorithm; name them, such as 'ditto:lam=0.5'.")
+    _check_seed(request)
     return [resolve(combine(request, {"algorithm": parse_method(method)})) for method in methods]
+
+
+def _check_seed(request: Mapping[str, Any]) -> None:
+    if "seed" in request:
+        raise UserError("A comparison has seeds instead of a seed; say how many (3) or which (4,7,9).")
 
 
 def read_comparison(folder: Path) -> tuple[list[str], list[int], Request]:
@@ -95,7 +105,7 @@ def read_comparison(folder: Path) -> tuple[list[str], list[int], Request]:
     methods, seeds = request.pop("methods", None), request.pop("seeds", None)
     if not isinstance(methods, list) or not isinstance(seeds, list):
         raise UserError(f"{folder} is damaged: compare.yaml does not list methods and seeds.")
-    return [str(method) for method in methods], parse_seeds(seeds), request
+    return parse_methods(methods), parse_seeds(seeds), request
 
 
 def carry_out(
@@ -150,7 +160,7 @@ def _check(folder: Path, described: Request, resume: bool) -> None:
 
 
 def _labelled(configs: Sequence[Config]) -> dict[str, Config]:
-    """Configurations by label, Local first."""
+    """Configurations by label; with Local, before the others if it is not among them."""
     if not configs:
         raise UserError("A comparison needs at least one method.")
     entries: dict[str, Config] = {}
@@ -185,10 +195,18 @@ def _written(value: Any) -> str:
     return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+def parse_methods(methods: Any) -> list[str]:
+    """Methods as a file lists them: one, or several."""
+    found = [methods] if isinstance(methods, str) else methods
+    if not isinstance(found, list) or not found or not all(isinstance(method, str) for method in found):
+        raise UserError(f"methods must be a list of names such as [fedavg, 'ditto:lam=0.5'], not '{methods}'.")
+    return found
+
+
 def parse_method(text: str) -> dict[str, Any]:
     """`ditto:lam=0.5,personal_epochs=2` as a section of a request."""
     name, colon, rest = text.partition(":")
-    section: dict[str, Any] = {"name": name}
+    section: dict[str, Any] = {"name": name.strip()}
     for item in rest.split(",") if colon else ():
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
@@ -200,14 +218,16 @@ def parse_method(text: str) -> dict[str, Any]:
 
 
 def parse_seeds(seeds: Any) -> list[int]:
-    """A number of seeds, or the seeds themselves (`3`, `4,7,9`)."""
+    """A number of seeds, or the seeds themselves (`3`, `4,7,9`, `5,`)."""
     wrong = UserError(f"seeds must be how many (3) or which ones (4,7,9), not '{seeds}'.")
     try:
         if isinstance(seeds, str):
-            parts = [int(part) for part in seeds.split(",")]
-            found = parts if len(parts) > 1 or seeds.rstrip().endswith(",") else list(range(parts[0]))
+            parts = [int(part) for part in seeds.rstrip(", ").split(",")]
+            found = parts if "," in seeds else list(range(parts[0]))
+        elif isinstance(seeds, bool):
+            raise wrong
         else:
-            found = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+            found = list(range(operator.index(seeds))) if np.ndim(seeds) == 0 else [operator.index(s) for s in seeds]
     except (TypeError, ValueError):
         raise wrong from None
     if not found or min(found) < 0 or len(set(found)) < len(found):
@@ -223,7 +243,9 @@ def score(label: str, seed: int, result: Result) -> Scored:
     """What a leaderboard needs of a run."""
     views = {}
     for view in result.views():
-        picks = {"validation": result.best_on_validation(view), "last": result.last()}
+        picks = {"last": result.last()}
+        if f"{view}_val_acc_mean" in result.last():
+            picks = {"validation": result.best_on_validation(view), **picks}
         views[view] = {name: _chosen(result, view, row) for name, row in picks.items()}
     down, up = (float(np.mean([row[name] for row in result.rounds])) for name in ("bytes_down", "bytes_up"))
     train = float(np.median([row["train_seconds"] for row in result.timings]))

@@ -94,6 +94,9 @@ def configure(
     """Check names and values. A bare key belongs to the run, the method, the data set, the partition or the model,
     whichever has it; `partition.k` names one where two have the same."""
     values = dict(values or {})
+    method = algorithm if isinstance(algorithm, type) else type(algorithm)
+    if issubclass(method, Algorithm) and "name" not in vars(method):  # records would call it by another's name
+        raise UserError(f"The method {method.__name__} has no name of its own; write name = '...' in its class.")
     if isinstance(dataset, Federation):
         data_class: Any = None
         usual: dict[str, Any] = {}
@@ -120,7 +123,7 @@ def configure(
 
 def _sort(values: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     sorted_: dict[str, dict[str, Any]] = {name: {} for name in classes}
-    for key, value in sorted(values.items(), key=lambda item: "." not in item[0]):  # a bare key is the later word
+    for key, value in values.items():  # what comes later counts
         section, dot, bare = key.rpartition(".")
         if dot:
             if section not in classes or section == "run":
@@ -153,6 +156,8 @@ def combine(*requests: Mapping[str, Any]) -> Request:
             new = {bare: value} if dot else {"name": value} if isinstance(value, str) else dict(value)
             replaced = "name" in new and "name" in old and new["name"] != old["name"]
             made[section] = new if replaced else {**old, **new}
+            for name in new:  # what was said before without naming a section is overruled
+                made.pop(name, None)
     return made
 
 
@@ -160,7 +165,7 @@ def resolve(request: Mapping[str, Any]) -> Config:
     """The configuration that a request asks for."""
     values: dict[str, Any] = {}
     names: dict[str, Any] = {}
-    for key, value in combine(request).items():
+    for key, value in sorted(combine(request).items(), key=lambda item: item[0] not in SECTIONS):
         if key in SECTIONS:
             if value.get("own") is True:
                 raise UserError(
@@ -227,13 +232,26 @@ def read_request(path: Path) -> Request:
         raise UserError(f"{path} is not a text file; a configuration is YAML such as 'lr: 0.1'.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}).") from None
-    return parse_request(text, str(path))
+    return {key: value for key, value in parse_request(text, str(path)).items() if key != "about"}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML lets a key stand twice; the one that does not count is a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise UserError(f"'{key}' stands twice")
+        return super().construct_mapping(node, deep)
 
 
 def parse_request(text: str, source: str) -> Request:
     try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        found = yaml.load(text, _Loader)
+    except UserError as error:
+        raise UserError(f"{source} is not clear: {error}.") from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         raise UserError(f"{source} is not valid YAML{where}; a configuration has lines such as 'lr: 0.1'.") from None
@@ -268,7 +286,7 @@ def to_yaml(config: Mapping[str, Any]) -> str:
 
 
 def _kind(value: Any) -> str:
-    return {list: "a list", str: "a word", bool: "true or false"}.get(type(value), f"'{value}'")
+    return {list: "a list", str: "a word", bool: "true or false", type(None): "nothing"}.get(type(value), f"'{value}'")
 
 
 def presets() -> dict[str, Request]:

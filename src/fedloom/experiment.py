@@ -106,6 +106,8 @@ def _network(config: Config, data: Federation) -> Network:
 def check(alg: Algorithm, task: Task) -> None:
     """Everything about a method and a task that can be wrong and shows before training."""
     n, ratio = task.clients, task.participation
+    if not task.data.splits["test"].sizes.sum():
+        raise UserError("No client has test samples, so nothing could be evaluated.")
     if task.network.outputs < task.classes:
         raise UserError(f"The model has {task.network.outputs} outputs, but the data has {task.classes} classes.")
     if ratio > 1 and ratio != int(ratio):

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fedloom.metrics.leaderboard import METRICS
-from fedloom.report.leaderboard import CAPTION, COLUMNS, VIEWS, cell, main_rows, size, to_csv, to_latex, to_markdown
+from fedloom.report.leaderboard import COLUMNS, VIEWS, caption, cell, main_rows, size, to_csv, to_latex, to_markdown
 
 COMMA = "ditto:lam=0.5,personal_epochs=2"  # has a comma, and an underscore
 
@@ -153,7 +153,7 @@ def test_latex_sets_all_that_share_the_best_in_bold():
 @pytest.mark.parametrize("write", [to_markdown, to_latex])
 def test_the_caption_says_which_round_the_numbers_are_of(write):
     assert write(BOARD).count("best validation accuracy") == 2
-    assert COLUMNS["last"][0] in CAPTION
+    assert COLUMNS["last"][0] in caption([{"selection": "validation"}])
 
 
 def test_main_rows_are_those_selected_on_validation_with_the_last_mean_beside():
@@ -214,3 +214,11 @@ def test_all_views_of_a_run_have_a_name():
     from fedloom.experiment import VIEWS as RECORDED
 
     assert set(VIEWS) == set(RECORDED)
+
+
+def test_without_validation_data_the_table_is_of_the_last_round_and_says_so():
+    rows = [{**row, "selection": "last"} for row in BOARD if row["selection"] == "last"]
+    assert main_rows(rows)
+    assert all(row["last"] == row["acc_mean"] for row in main_rows(rows))
+    assert "in the last round" in to_markdown(rows)
+    assert "best validation" not in to_markdown(rows)

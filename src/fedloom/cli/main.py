@@ -83,13 +83,13 @@ def compare(
 ) -> None:
     """Train and evaluate several methods on one task, each with several seeds, and rank them."""
     _log(verbose)
-    from fedloom.comparison import METHODS, carry_out, configurations, parse_seeds, read_comparison
+    from fedloom.comparison import METHODS, carry_out, configurations, parse_methods, parse_seeds, read_comparison
     from fedloom.config import combine
 
     _one_place(out_, resume, no_save)
     names, numbers, before = read_comparison(resume) if resume is not None else (list(METHODS), [0, 1, 2], {})
-    names = methods or request.pop("methods", None) or names
-    numbers = parse_seeds(seeds or request.pop("seeds", None) or numbers)
+    listed, counted = request.pop("methods", names), request.pop("seeds", numbers)
+    names, numbers = methods or parse_methods(listed), parse_seeds(counted if seeds is None else seeds)
     configs = configurations(names, combine(before, request))
     dataset = request.get("dataset", {}).get("name", "digits")
     folder = None if no_save else resume or out_ or _free_folder(f"compare-{dataset}")

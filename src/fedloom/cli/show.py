@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedloom.report.leaderboard import COLUMNS, VIEWS, cell, main_rows, size
+from fedloom.report.leaderboard import COLUMNS, VIEWS, caption, cell, main_rows, number, size
 
 if TYPE_CHECKING:
     from fedloom.comparison import Comparison
@@ -121,17 +121,13 @@ def comparison(console: Console, found: Comparison) -> None:
             *(cell(row, c, spread=False, digits=1) for c in list(COLUMNS)[1:]),
         )
     console.print(table)
-    console.print(
-        "Round: the best on validation data; 'last' is the mean in the last one. Gain and harmed: against the "
-        "same client training alone (local).\n",
-        style="dim",
-    )
+    console.print(f"{caption(found.board)}\n", style="dim", highlight=False)
     costs = Table(title="Cost of a round", title_justify="left", title_style="", box=SIMPLE_HEAD)
     costs.add_column("method", overflow="fold")
     for title in ("sent down", "sent up", "training, s", "evaluation, s"):
         costs.add_column(title, justify="right")
     for row in rows:
-        seconds = (f"{row[name]:.3g}" for name in ("train_seconds", "eval_seconds"))
+        seconds = (number(row[name]) for name in ("train_seconds", "eval_seconds"))
         costs.add_row(row["method"], size(row["bytes_down"]), size(row["bytes_up"]), *seconds)
     console.print(costs)
     if found.folder is not None:

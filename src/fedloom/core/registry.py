@@ -20,25 +20,33 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, package: str) -> None:
         self.kind, self._package = kind, package
         self._known: dict[str, T] = {}
-        self._loaded = False
+        self._has_own = self._has_others = False
 
     def add(self, name: str, thing: T) -> None:
+        if not _origin(thing).startswith("fedloom."):
+            self._load_own()  # a name that is taken is refused at once
         known = self._known.get(name)
         if known is not None and _origin(known) != _origin(thing):
             raise ValueError(f"two {self.kind}s are called '{name}': {_origin(known)} and {_origin(thing)}")
         self._known[name] = thing  # a class defined again (a notebook cell run twice) replaces itself
 
-    def _load(self) -> None:
-        if not self._loaded:
-            self._loaded = True
+    def _load_own(self) -> None:
+        if not self._has_own:
+            self._has_own = True
             package = importlib.import_module(self._package)
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{self._package}.{module.name}")
+
+    def _load(self) -> None:
+        self._load_own()
+        if not self._has_others:
+            self._has_others = True
             for point in entry_points(group=self._package):
                 try:
                     point.load()  # defining a class registers it
-                except Exception as error:  # somebody else's code must not take ours down
-                    log.warning("The %s '%s' of another package cannot be used (%s).", self.kind, point.name, error)
+                except (Exception, SystemExit) as error:  # somebody else's code must not take ours down
+                    why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                    log.warning("The %s '%s' of another package cannot be used (%s).", self.kind, point.name, why)
 
     def __getitem__(self, name: str) -> T:
         self._load()

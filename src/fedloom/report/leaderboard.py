@@ -21,16 +21,28 @@ COLUMNS = {  # how a column is called, and whether its spread over seeds is show
     "harmed": ("harmed %", False),
     "last": ("last", True),
 }
-CAPTION = (
-    "Test accuracy over clients in percent, in the round with the best validation accuracy; 'last' is the mean "
-    "in the last one. Gain and share of clients harmed are relative to the same client training alone (local)."
-)
+
+
+def selected(board: Sequence[Row]) -> str:
+    """Which rounds a table shows: those best on validation data, where there is any."""
+    return "validation" if any(row["selection"] == "validation" for row in board) else "last"
+
+
+def caption(board: Sequence[Row]) -> str:
+    rounds = {
+        "validation": "in the round with the best validation accuracy; 'last' is the mean in the last one",
+        "last": "in the last round (there is no validation data to choose one)",
+    }[selected(board)]
+    return (
+        f"Test accuracy over clients in percent, {rounds}. Gain and share of clients harmed are relative to the same "
+        "client training alone (local)."
+    )
 
 
 def main_rows(board: Sequence[Row], model: str = "pre") -> list[Row]:
-    """Rows selected on validation, with the mean of the last round beside them."""
+    """The rows of a table, with the mean of the last round beside them."""
     last = {row["method"]: row for row in board if row["model"] == model and row["selection"] == "last"}
-    rows = [row for row in board if row["model"] == model and row["selection"] == "validation"]
+    rows = [row for row in board if row["model"] == model and row["selection"] == selected(board)]
     return [{**r, "last": last[r["method"]]["acc_mean"], "last_std": last[r["method"]]["acc_mean_std"]} for r in rows]
 
 
@@ -44,12 +56,17 @@ def cell(row: Row, column: str, spread: bool = True, between: str = " ± ", digi
     return text + (f"{between}{around:.2f}" if spread and around is not None else "")
 
 
+def number(value: float) -> str:
+    """Three digits, or all of those before the point."""
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
 def size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
+    units = ("B", "kB", "MB", "GB", "TB")
+    at = 0
+    while count >= 999.5 and at < len(units) - 1:
+        count, at = count / 1000, at + 1
+    return f"{number(count)} {units[at]}"
 
 
 def to_csv(board: Sequence[Row]) -> str:
@@ -64,14 +81,14 @@ COSTS = {"bytes_down": "down", "bytes_up": "up", "train_seconds": "s/round"}
 
 
 def _costs(row: Row) -> list[str]:
-    return [size(row["bytes_down"]), size(row["bytes_up"]), f"{row['train_seconds']:.3g}"]
+    return [size(row["bytes_down"]), size(row["bytes_up"]), number(row["train_seconds"])]
 
 
 def to_markdown(board: Sequence[Row]) -> str:
     titles = ["method", *(title for title, _ in COLUMNS.values()), *COSTS.values()]
     lines = []
     for model in _models(board):
-        lines += [f"**{VIEWS[model].capitalize()} model.** {CAPTION}", ""]
+        lines += [f"**{VIEWS[model].capitalize()} model.** {caption(board)}", ""]
         lines += ["| " + " | ".join(titles) + " |", "|---" + "|--:" * (len(titles) - 1) + "|"]
         for row in main_rows(board, model):
             cells = [cell(row, column, spread) for column, (_, spread) in COLUMNS.items()]
@@ -95,8 +112,8 @@ def to_latex(board: Sequence[Row]) -> str:
                 best = column in ("acc_mean", "acc_low5") and row[column] == max(r[column] for r in rows)
                 cells.append(rf"\textbf{{{text}}}" if best else text)
             lines.append(" & ".join([_tex(row["method"]), *cells, *_costs(row)]) + r" \\")
-        caption = _tex(f"{VIEWS[model].capitalize()} model. {CAPTION}")
-        lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", r"\end{table}", ""]
+        about = _tex(f"{VIEWS[model].capitalize()} model. {caption(board)}")
+        lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{about}}}", r"\end{table}", ""]
         tables.append("\n".join(lines))
     return "\n".join(tables)
 

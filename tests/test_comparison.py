@@ -54,8 +54,8 @@ def singles():
 
 
 def test_the_public_function_is_there_however_often_it_is_asked_for():
-    """Its module has the same name, and hides it once that is imported."""
-    assert fedloom.compare is compare
+    """A module of the same name would hide it as soon as that is imported."""
+    assert [fedloom.compare, fedloom.compare] == [compare, compare]
 
 
 def test_local_is_always_among_the_methods(done):
@@ -399,18 +399,24 @@ def test_a_folder_with_other_things_is_not_written_to(tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_folder_that_is_a_file_or_not_there_is_refused(tmp_path):
-    with user_error("There is no comparison", "nowhere"):
-        compare(ASKED, out=tmp_path / "nowhere", resume=True, **QUICK)
+def test_a_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     with user_error("is a file"):
         compare(ASKED, out=tmp_path / "file", **QUICK)
     assert [f.name for f in tmp_path.iterdir()] == ["file"]
 
 
-def test_an_empty_folder_will_do(tmp_path):
-    compare(["local"], seeds=1, out=tmp_path, **QUICK)
-    assert (tmp_path / "leaderboard.csv").exists()
+def test_there_is_nothing_to_read_where_no_folder_is(tmp_path):
+    with user_error("There is no comparison", "nowhere"):
+        read_comparison(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("resume", [False, True], ids=["new", "resume"])
+@pytest.mark.parametrize("name", ["", "a/new/one"], ids=["empty", "not there"])
+def test_a_folder_that_is_empty_or_not_there_will_do(name, resume, tmp_path):
+    """Also to resume: a script need not know whether it was stopped before it began."""
+    compare(["local"], seeds=1, out=tmp_path / name, resume=resume, **QUICK)
+    assert (tmp_path / name / "leaderboard.csv").exists()
 
 
 def test_the_folder_of_a_single_run_is_no_comparison(tmp_path):
@@ -477,7 +483,7 @@ def test_methods_and_seeds_of_the_command_line_count_more_than_the_files(file, m
 
 
 @pytest.mark.parametrize(
-    ("line", "words"), [("methods: 5", "methods"), ("methods: [5]", "'5'"), ("seeds: 0", "'0'"), ("seeds: x", "'x'")]
+    ("line", "words"), [("methods: 5", "methods"), ("methods: [5]", "'[5]'"), ("seeds: 0", "'0'"), ("seeds: x", "'x'")]
 )
 def test_methods_and_seeds_that_are_none_get_one_sentence(line, words, file, monkeypatch, capsys):
     name = line.partition(":")[0]
@@ -498,3 +504,21 @@ def test_a_comparison_is_resumed_with_nothing_but_its_folder(done, monkeypatch, 
     assert all(method in out for method in ("local", "fedavg", "ditto"))
     assert files(done.folder / "runs") == before
     assert (done.folder / "leaderboard.csv").read_text() == board
+
+
+def test_a_comparison_has_seeds_instead_of_a_seed():
+    with user_error("seeds instead of a seed"):
+        compare(["fedavg"], seed=4)
+    with user_error("seeds instead of a seed"):
+        configurations(["fedavg"], {"seed": "4"})
+
+
+def test_one_method_needs_no_list():
+    rows = compare("fedavg", seeds=1, clients=5, rounds=1, plan="stacked-eager").rows()
+    assert {row["method"] for row in rows} == {"local", "fedavg"}
+
+
+def test_without_validation_data_the_last_round_counts():
+    found = compare(["fedavg"], seeds=1, clients=5, rounds=2, split=(0.7, 0, 0.3), plan="stacked-eager")
+    assert {row["selection"] for row in found.board} == {"last"}
+    assert [row["round"] for row in found.rows()] == [2, 2]
