@@ -1,7 +1,9 @@
 """On a GPU, a run that died and was resumed gives the same bytes, with deterministic algorithms switched on."""
 
+import numpy as np
 import pytest
 import torch
+from kills import live
 
 import fedloom
 
@@ -32,3 +34,18 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(name, model, tmp_path):
     fedloom.run(name, out=tmp_path / "run", resume=True, **settings)
     for file in SAME:
         assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
+
+
+def test_kills_of_real_processes_change_nothing(tmp_path):
+    command = [
+        "run", "fedrep", "--device", "cuda", "--plan", "stacked", "--rounds", "40", "--clients", "8",
+        "--participation", "0.5", "--set", "deterministic=true", "--set", "checkpoint_every=1",
+    ]  # fmt: skip
+    assert live([*command, "--out", str(tmp_path / "whole")]) == 0
+    folder, draw = tmp_path / "run", np.random.default_rng(0)
+    assert live([*command, "--out", str(folder)], at=200) == -9
+    for _ in range(4):
+        assert live(["run", "--resume", str(folder)], at=int(draw.integers(20, 150))) == -9
+    assert live(["run", "--resume", str(folder)]) == 0
+    for file in SAME:
+        assert (folder / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file

@@ -13,7 +13,7 @@ SAME = (
     "final/server.safetensors", "final/clients.safetensors", "rounds.parquet", "clients.parquet", "partition.parquet",
     "summary.json", "config.yaml",
 )  # fmt: skip
-SMALL = ["--clients", "6", "--participation", "0.5", "--set", "checkpoint_every=1"]
+SMALL = ["--device", "cpu", "--clients", "6", "--participation", "0.5", "--set", "checkpoint_every=1"]
 
 
 def run(method, engine, store):
