@@ -177,20 +177,19 @@ def main() -> None:
     if args.quick:
         args.clients, args.rounds, args.repeats = [100, 1000], 4, 1
     every = _every(args.rounds)
-    print(f"{args.algorithm}, mlp, batch {BATCH}, {sum(SAMPLES.values())} samples per client, float32; ", end="")
-    print(
-        f"{COHORT} clients train and {EVALUATED} are evaluated per round, a checkpoint every {every} rounds; ", end=""
-    )
-    print("every client has trained before" if args.filled else "from the first round on")
-    print(f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads, ", end="")
-    print(f"torch {torch.__version__}, Python {platform.python_version()}")
+    samples, state = sum(SAMPLES.values()), "all have trained before" if args.filled else "none has trained before"
+    print(f"{args.algorithm}, mlp, batch {BATCH}, {samples} samples per client, float32; {state}")
+    print(f"{COHORT} clients train and {EVALUATED} are evaluated per round, a checkpoint every {every} rounds")
+    where = f"{platform.processor() or platform.machine()} CPU, {torch.get_num_threads()} threads"
+    print(f"{where}, torch {torch.__version__}, Python {platform.python_version()}")
     print(f"python {shlex.join(sys.argv)}\n", flush=True)
     cases = [(clients, store) for store in STORES for clients in args.clients]
     passes = [{case: in_process(*case, args) for case in cases} for _ in range(args.repeats)]
     runs = {case: [found[case] for found in passes] for case in cases}
     print(*table({case: lowest(found) for case, found in runs.items()}, every), sep="\n")
-    noise = [max(run["round"] for run in found) / lowest(found)["round"] for found in runs.values()]
-    print(f"\nNoise: the slowest run of a case took {min(noise):.2f} to {max(noise):.2f} times as long as its fastest.")
+    if args.repeats > 1:
+        noise = [max(run["round"] for run in found) / lowest(found)["round"] for found in runs.values()]
+        print(f"\nThe slowest run of a case took {min(noise):.2f} to {max(noise):.2f} times as long as its fastest.")
 
 
 if __name__ == "__main__":

@@ -126,6 +126,21 @@ def test_with_all_checkpoints_damaged_it_starts_from_the_beginning_and_says_so(t
     assert_equal(tmp_path / "run", whole)
 
 
+def test_the_number_of_threads_is_that_of_the_first_start(tmp_path):
+    """More threads would add up in another order."""
+    threads = torch.get_num_threads()
+    broken_off(tmp_path / "run")
+    seen = []
+    torch.set_num_threads(threads + 1)
+    try:
+        again = lambda *_: seen.append(torch.get_num_threads())  # noqa: E731
+        fedloom.run("ditto", rounds=5, out=tmp_path / "run", resume=True, on_round=again, **SMALL)
+        assert set(seen) == {threads}
+        assert torch.get_num_threads() == threads + 1  # of the process, as it was
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_two_checkpoints_are_kept(tmp_path):
     fedloom.run("local", rounds=5, out=tmp_path / "run", **SMALL)
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())

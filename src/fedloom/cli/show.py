@@ -67,9 +67,10 @@ def progress(console: Console) -> Iterator[Callable[[str], OnRound | None]]:
 def result(console: Console, found: Result) -> None:
     """Accuracy over clients for the last round, the round best on validation, and the round best on test."""
     c, last, plan = found.config, found.last(), found.plan
-    clients = len(found.clients["client"].unique())
+    evaluated = len(found.clients["client"].unique())
+    clients = f"{evaluated} clients" if c["eval_clients"] is None else f"{c['clients']} clients, {evaluated} evaluated"
     console.print(
-        f"[bold]{c['algorithm']['name']}[/] on {c['dataset']['name']}: {clients} clients, {_named(c['partition'])}, "
+        f"[bold]{c['algorithm']['name']}[/] on {c['dataset']['name']}: {clients}, {_named(c['partition'])}, "
         f"{_named(c['model'])}, {c['rounds']} rounds in {found.seconds:.1f} s",
         highlight=False,
     )

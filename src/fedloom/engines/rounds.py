@@ -49,7 +49,6 @@ class State(NamedTuple):
 
     t: int
     server: Tree
-    server_stats: Tree
     post: dict[str, np.ndarray]
     store: Snapshot
 
@@ -79,7 +78,7 @@ class Rounds:
         self.first_stats = self._first_stats()
         self.server_stats: Tree = self.first_stats
         self.store = store(self._fresh, task.clients)
-        self.post: dict[str, np.ndarray] = {}  # scores of everybody's last PM_post, by split
+        self.post: dict[str, np.ndarray] = {}  # by split: scores of the last PM_post of those who are evaluated
         if engine == "reference":
             plan = Plan("per-client", scoring="per-client", reason="reference engine")
         if isinstance(plan, Plan):
@@ -116,10 +115,10 @@ class Rounds:
         return keep_stats(self.alg.begin(task, down, take(self._fresh_own(index), 0), info))
 
     def state(self) -> State:
-        return State(self.t, self.server, self.server_stats, self.post, self.store.snapshot())
+        return State(self.t, self.server, self.post, self.store.snapshot())
 
     def restore(self, saved: State) -> None:
-        self.t, self.server, self.server_stats, self.post = saved[:4]
+        self.t, self.server, self.post = saved.t, saved.server, saved.post
         self.store.restore(saved.store)
 
     def sample(self, t: int) -> np.ndarray:
@@ -168,9 +167,12 @@ class Rounds:
 
     def _remember(self, ids: np.ndarray, scores: Scores) -> None:
         """PM_post stays what it was until the client trains again, and so do its scores."""
+        at = np.minimum(np.searchsorted(self.evaluated, ids), len(self.evaluated) - 1)
+        here = self.evaluated[at] == ids
         for split, found in scores.items():
-            kept = self.post.setdefault(split, np.full((self.task.clients, 3), np.nan))
-            kept[ids] = found.double().cpu().numpy()
+            if split not in self.post:
+                self.post[split] = np.full((len(self.evaluated), 3), np.nan)
+            self.post[split][at[here]] = found.double().cpu().numpy()[here]
 
     @torch.no_grad()
     def evaluate(self) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray | None]:
@@ -180,9 +182,8 @@ class Rounds:
         scored = [self._evaluate(block, params) for block in blocks]
         found = tree_map(lambda *rows: np.concatenate(rows), *scored)
         # a client that never trained has no PM_post: it is served by what it would start from
-        kept = {s: rows[self.evaluated] for s, rows in self.post.items()}
-        if kept:
-            found["post"] = {s: np.where(np.isnan(rows), found["pre"][s], rows) for s, rows in kept.items()}
+        if self.post:
+            found["post"] = {s: np.where(np.isnan(rows), found["pre"][s], rows) for s, rows in self.post.items()}
         return found, self._score_server(params)
 
     def _evaluate(self, ids: np.ndarray, params: Params | None) -> dict[str, dict[str, np.ndarray]]:

@@ -70,8 +70,8 @@ class Store(ABC):
         self.trained[ids] += 1
 
     def snapshot(self) -> Snapshot:
-        ids = self._changed()
-        return Snapshot(torch.from_numpy(self.trained.copy()), torch.from_numpy(ids), self._read(ids))
+        ids, rows = self._changed()
+        return Snapshot(torch.from_numpy(self.trained.copy()), torch.from_numpy(ids), rows)
 
     def restore(self, saved: Snapshot) -> None:
         self.trained = saved.trained.numpy().copy()
@@ -82,7 +82,7 @@ class Store(ABC):
         """The last snapshot is on disk for good."""
 
     def waiting_bytes(self) -> int:
-        """Memory taken by rows that wait for a checkpoint, at most."""
+        """Memory taken by rows that wait for the next checkpoint."""
         return 0
 
     @abstractmethod
@@ -93,8 +93,8 @@ class Store(ABC):
     def _write(self, ids: np.ndarray, rows: Tree) -> None: ...
 
     @abstractmethod
-    def _changed(self) -> np.ndarray:
-        """Clients whose rows a snapshot must hold."""
+    def _changed(self) -> tuple[np.ndarray, Tree]:
+        """The clients whose rows a snapshot must hold, and a copy of these rows."""
 
 
 def make_store(fresh: Fresh, clients: int, kind: str = "memory", folder: Path | None = None) -> Store:
@@ -120,7 +120,7 @@ class MemoryStore(Store):
 
     def __init__(self, fresh: Fresh, clients: int) -> None:
         super().__init__(fresh, clients)
-        self.rows: Tree = tree_map(lambda v: v.new_zeros((clients, *v.shape)), self.like)
+        self.rows: Tree = tree_map(lambda v: _room(v, clients), self.like)
 
     def _read(self, ids: np.ndarray) -> Tree:
         return tree_map(lambda v: v[torch.from_numpy(ids).to(v.device)], self.rows)
@@ -129,11 +129,19 @@ class MemoryStore(Store):
         at = torch.from_numpy(ids)
         tree_map(lambda mine, new: mine.index_copy_(0, at.to(mine.device), new.to(mine.device)), self.rows, rows)
 
-    def _changed(self) -> np.ndarray:
-        return np.flatnonzero(self.trained)
+    def _changed(self) -> tuple[np.ndarray, Tree]:
+        ids = np.flatnonzero(self.trained)
+        return ids, self._read(ids)
 
     def committed(self) -> None:
         pass
+
+
+def _room(like: Tensor, clients: int) -> Tensor:
+    """Zeros; in main memory those of numpy, which take none before they are written to."""
+    if like.device.type == "cpu":
+        return torch.from_numpy(np.zeros((clients, *like.shape), like.numpy().dtype))
+    return like.new_zeros((clients, *like.shape))
 
 
 class DiskStore(Store):
@@ -164,8 +172,12 @@ class DiskStore(Store):
     def _write(self, ids: np.ndarray, rows: Tree) -> None:
         self.current.write(ids, [v.cpu() for v in leaves(rows)])
 
-    def _changed(self) -> np.ndarray:
-        return np.union1d(self.pending.ids(), self.current.ids())
+    def _changed(self) -> tuple[np.ndarray, Tree]:
+        ids = np.union1d(self.pending.ids(), self.current.ids())
+        rows = [torch.empty(len(ids), *v.shape, dtype=v.dtype) for v in leaves(self.like)]
+        for overlay in (self.pending, self.current):
+            overlay.lay_over(ids, rows)
+        return ids, tree_unflatten(rows, self.spec)
 
     def committed(self) -> None:
         ids = self.pending.ids()
@@ -174,12 +186,8 @@ class DiskStore(Store):
         self.pending.clear()
         self.pending, self.current = self.current, self.pending
 
-    def restore(self, saved: Snapshot) -> None:
-        super().restore(saved)
-        self.pending, self.current = self.current, self.pending
-
     def waiting_bytes(self) -> int:
-        return (self.pending.used + self.current.used) * size_bytes(self.like)
+        return self.current.used * size_bytes(self.like)
 
 
 class _RowFile:
@@ -247,4 +255,5 @@ class _Overlay:
 
     def clear(self) -> None:
         self.place[:] = -1
+        self.rows = [v.new_empty(0, *v.shape[1:]) for v in self.rows]
         self.used = 0

@@ -43,8 +43,11 @@ class Checkpoints:
         first()
         state = rounds.state()
         tensors = named(
-            {"server": state.server, "server_stats": state.server_stats, "store": state.store._asdict()}
-            | {"post": {split: torch.from_numpy(found) for split, found in state.post.items()}}
+            {
+                "server": state.server,
+                "post": {split: torch.from_numpy(found) for split, found in state.post.items()},
+                "store": state.store._asdict(),
+            }
         )
         write_tensors(self._path(state.t), tensors, {"round": state.t})
         rounds.store.committed()
@@ -56,6 +59,7 @@ class Checkpoints:
 
     def restore(self, rounds: Rounds) -> None:
         """Bring a run that is about to start to the newest state that is undamaged; without one it starts anew."""
+        self.last = time.perf_counter()
         found = self.found()
         for path, before in zip(found, [*found[1:], None], strict=False):
             try:
@@ -85,7 +89,6 @@ def _load(path: Path, rounds: Rounds) -> State:
     return State(
         t=int(note["round"]),
         server=rebuilt(rounds.server, tensors, "server"),
-        server_stats=rebuilt(rounds.server_stats, tensors, "server_stats"),
         post={k.removeprefix("post/"): v.numpy() for k, v in tensors.items() if k.startswith("post/")},
         store=saved,
     )

@@ -149,7 +149,7 @@ class Directory:
         records = Records()
         starts = self.path / "environment.json"
         with self._undamaged():
-            before = read_json(starts)["starts"] if starts.exists() else []
+            before = read_json(starts, "starts") if starts.exists() else []
             self.checkpoints.restore(rounds)
             if rounds.t:
                 records = Records.load(self.path, rounds.t)

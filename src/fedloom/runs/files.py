@@ -65,10 +65,12 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, key: str | None = None) -> Any:
+    """What is in the file, or under a key in it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if key is None else found[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{path.name} cannot be read") from error
 
 
