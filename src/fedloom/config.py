@@ -205,18 +205,19 @@ def _plain(thing: Any) -> dict[str, Any]:
     return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(thing).items()}
 
 
+def flat(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A request without levels: `algorithm` is a name, `algorithm.lam` a setting."""
+    made: dict[str, Any] = {}
+    for key, value in request.items():
+        if isinstance(value, Mapping):
+            made |= {key if bare == "name" else f"{key}.{bare}": v for bare, v in value.items()}
+        else:
+            made[key] = value
+    return made
+
+
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """The first setting in which two described configurations differ (where the data lies does not matter)."""
-
-    def flat(request: Mapping[str, Any]) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for key, value in request.items():
-            if isinstance(value, Mapping):
-                made |= {key if bare == "name" else f"{key}.{bare}": v for bare, v in value.items()}
-            else:
-                made[key] = value
-        return made
-
     a, b = flat(old), flat(new)
     for key in [*a, *b]:
         if key != "data_dir" and a.get(key) != b.get(key):

@@ -110,7 +110,7 @@ def test_without_validation_data_nothing_is_called_best_on_validation(monkeypatc
     assert "best on test" in out
 
 
-@pytest.mark.parametrize("kind", ["algorithms", "datasets", "models", "partitions"])
+@pytest.mark.parametrize("kind", ["algorithms", "datasets", "models", "partitions", "presets"])
 def test_lists_say_the_same_to_people_and_machines(kind, monkeypatch, capsys):
     _, table, _ = fedloom(monkeypatch, capsys, "list", kind)
     _, text, _ = fedloom(monkeypatch, capsys, "list", kind, "--json")

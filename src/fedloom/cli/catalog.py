@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedloom.config import preset, presets
+from fedloom.config import Settings, flat, preset, presets
 from fedloom.core.contract import ALGORITHMS, Algorithm
 from fedloom.core.registry import Registry
 from fedloom.core.settings import fields
@@ -49,9 +49,26 @@ def _plain(cls: Any) -> dict[str, Any]:
 
 
 def _presets(name: str | None) -> list[dict[str, Any]]:
-    known = presets() if name is None else {name: {**presets().get(name, {}), **preset(name)}}
-    settings = {n: {k: v for k, v in found.items() if k != "about"} for n, found in known.items()}
-    return [{"name": n, "about": known[n].get("about", ""), "usual": settings[n], "settings": {}} for n in known]
+    known = presets()
+    if name is not None:
+        known = {name: {"about": known.get(name, {}).get("about"), **preset(name)}}
+    found = []
+    for title, request in known.items():
+        values = flat({key: value for key, value in request.items() if key != "about"})
+        settings = {key: {"default": value, "about": _meaning(key, values)} for key, value in values.items()}
+        found.append({"name": title, "about": request.get("about", ""), "settings": settings})
+    return found
+
+
+def _meaning(key: str, values: dict[str, Any]) -> str:
+    section, dot, bare = key.partition(".")
+    registries: dict[str, Registry[Any]] = {
+        "algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITIONS, "model": MODELS,
+    }  # fmt: skip
+    if section in registries and not dot:
+        return registries[section].kind
+    owner: Any = registries[section][values[section]] if dot else Settings
+    return _settings(owner)[bare or key]["about"]
 
 
 KINDS: dict[str, tuple[Registry[Any], Callable[[Any], dict[str, Any]]]] = {
