@@ -140,6 +140,7 @@ class Result:
     partition: str  # digest
     rounds: list[Row]
     clients: pa.Table
+    reports: pa.Table  # what the method itself reports, a row per client of a round's cohort; the server is client -1
     timings: list[Row]
     folder: Path | None = None
     state: tuple[Tree, Tree] | None = field(default=None, repr=False)
@@ -234,7 +235,11 @@ def load(folder: str | Path) -> Result:
     """The results of a run directory; of one that is not finished, as far as they are recorded."""
     directory = Directory(Path(folder))
     config, plan, partition, records = directory.contents()
-    return Result(config, plan, partition, records.rounds, records.clients, records.timings, folder=directory.path)
+    return _result(config, plan, partition, records, folder=directory.path)
+
+
+def _result(config: Request, plan: dict[str, Any], partition: str, records: Records, **more: Any) -> Result:
+    return Result(config, plan, partition, records.rounds, records.clients, records.reports, records.timings, **more)
 
 
 def execute(
@@ -286,9 +291,7 @@ def _advance(
                 directory.keep_round(rounds, records, at_once=wish.asked or rounds.t == s.rounds)
                 if wish.asked and rounds.t < s.rounds:
                     raise Stopped(directory.path, rounds.t, s.rounds)
-        result = Result(
-            describe(config), rounds.plan.record(), partition, records.rounds, records.clients, records.timings
-        )
+        result = _result(describe(config), rounds.plan.record(), partition, records)
         if directory is None:
             return dataclasses.replace(result, state=(rounds.server, rounds.store.everyone()["own"]))
         directory.finish(rounds, result.summary())

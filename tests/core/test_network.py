@@ -380,3 +380,32 @@ def test_a_model_that_fails_without_a_word_is_refused_too():
 def test_a_picture_model_refuses_samples_that_are_no_pictures_or_too_small(name, shape):
     with user_error(f"'{name}'", str(shape)):
         zoo(name, shape, 10)
+
+
+class Odd(nn.Module):
+    """A normalisation before the first layer, two after layers, a tied weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.early = nn.LayerNorm(3)
+        self.first = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.second = nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4))
+        self.again = nn.Linear(4, 4)
+        self.again.weight = self.second[0].weight
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.again(self.second(self.norm(self.first(self.early(x))))))
+
+
+def test_a_layer_is_a_module_with_the_normalisation_that_follows_it():
+    """What comes before any layer joins the next one, and a tied weight belongs to its first owner."""
+    network = Network(Odd, "head", torch.zeros(2, 3))
+    assert network.layers == (
+        ("early.weight", "early.bias", "first.weight", "first.bias", "norm.weight", "norm.bias"),
+        ("second.0.weight", "second.0.bias", "second.1.weight", "second.1.bias"),
+        ("again.bias",),
+        ("head.weight", "head.bias"),
+    )
+    assert sorted(name for layer in network.layers for name in layer) == sorted(network.body + network.head)

@@ -9,7 +9,14 @@ import fedloom
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-SAME = ("final/server.safetensors", "final/clients.safetensors", "rounds.parquet", "clients.parquet", "summary.json")
+SAME = (
+    "final/server.safetensors",
+    "final/clients.safetensors",
+    "rounds.parquet",
+    "clients.parquet",
+    "reports.parquet",
+    "summary.json",
+)
 
 
 class Crash(Exception):

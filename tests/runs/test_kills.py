@@ -10,7 +10,8 @@ from kills import live
 
 KILLS = 20
 SAME = (
-    "final/server.safetensors", "final/clients.safetensors", "rounds.parquet", "clients.parquet", "partition.parquet",
+    "final/server.safetensors", "final/clients.safetensors", "rounds.parquet", "clients.parquet", "reports.parquet",
+    "partition.parquet",
     "summary.json", "config.yaml",
 )  # fmt: skip
 SMALL = ["--device", "cpu", "--clients", "6", "--participation", "0.5", "--set", "checkpoint_every=1"]

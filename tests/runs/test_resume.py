@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from sentences import user_error
 
 import fedloom
+from fedloom.algorithms.fedavg import FedAvg
 from fedloom.core.tree import leaves
 from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
@@ -25,7 +27,14 @@ from fedloom.runs.interrupt import Stopped
 from fedloom.runs.trees import named
 
 SMALL = {"clients": 5, "plan": "stacked-eager", "checkpoint_every": 1}
-SAME = ("final/server.safetensors", "final/clients.safetensors", "rounds.parquet", "clients.parquet", "summary.json")
+SAME = (
+    "final/server.safetensors",
+    "final/clients.safetensors",
+    "rounds.parquet",
+    "clients.parquet",
+    "reports.parquet",
+    "summary.json",
+)
 
 
 def everything(run: Rounds) -> list[bytes]:
@@ -184,7 +193,7 @@ def test_a_directory_holds_what_it_says(tmp_path):
     result = fedloom.run("fedrep", rounds=3, eval_every=2, out=folder, server_share=0.1, **SMALL)
     assert {path.name for path in folder.iterdir()} == {
         ".lock", "config.yaml", "plan.json", "partition.parquet", "rounds.parquet", "clients.parquet",
-        "timings.parquet", "checkpoints", "final", "summary.json", "environment.json", "run.log",
+        "reports.parquet", "timings.parquet", "checkpoints", "final", "summary.json", "environment.json", "run.log",
     }  # fmt: skip
     partition = pq.read_table(folder / "partition.parquet").to_pylist()
     assert [row["client"] for row in partition] == [0, 1, 2, 3, 4, -1]  # the last is the server's
@@ -325,3 +334,47 @@ def test_evaluation_can_be_limited_to_a_fixed_sample(tmp_path):
     assert some.last()["pre_acc_mean"] == pytest.approx(np.mean(mine))
     with user_error("eval_clients", "there are 10"):
         fedloom.run("fedrep", clients=10, eval_clients=11)
+
+
+def test_a_checkpoint_before_the_first_evaluation_serves_too(tmp_path):
+    settings = {**SMALL, "eval_every": 4}
+    fedloom.run("ditto", rounds=6, out=tmp_path / "whole", **settings)
+    with pytest.raises(Crash):
+        fedloom.run("ditto", rounds=6, out=tmp_path / "run", on_round=stop_after(3), **settings)
+    with user_error("no evaluated round yet"):
+        fedloom.load(tmp_path / "run")
+    fedloom.run("ditto", rounds=6, out=tmp_path / "run", resume=True, **settings)
+    assert_equal(tmp_path / "run", tmp_path / "whole")
+
+
+@dataclass(frozen=True)
+class Talkative(FedAvg):
+    """Reports the client's number, the norms of its layers, and two numbers of the server."""
+
+    name = "test-talkative"
+
+    def report(self, task, work, down, info):
+        return {"who": info.id, "norms": torch.stack([work["w"].params[layer[0]].norm() for layer in task.layers])}
+
+    def report_server(self, task, server, info):
+        return {"share": info.n / info.n.sum(), "size": server["w"]["head.bias"].norm()}
+
+
+@pytest.mark.parametrize("plan", ["stacked-eager", "per-client"])
+def test_what_a_method_reports_is_recorded_in_every_round(plan, tmp_path):
+    settings = {**SMALL, "participation": 3, "plan": plan}
+    whole = fedloom.run("test-talkative", rounds=4, eval_every=4, out=tmp_path / "whole", **settings)
+    rows = whole.reports.to_pylist()
+    assert [row["round"] for row in rows] == [t for t in (1, 2, 3, 4) for _ in range(4)]
+    for t in range(4):
+        *clients, server = rows[4 * t : 4 * t + 4]
+        assert [row["client"] for row in clients] == [row["who"] for row in clients]
+        assert all(len(row["norms"]) == 2 and row["size"] is None for row in clients)
+        assert sum(row["share"] for row in clients) == pytest.approx(1)
+        assert (server["client"], server["who"], server["norms"]) == (-1, None, None)
+        assert server["size"] > 0
+    with pytest.raises(Crash):
+        fedloom.run("test-talkative", rounds=4, eval_every=4, out=tmp_path / "run", on_round=stop_after(3), **settings)
+    fedloom.run("test-talkative", rounds=4, eval_every=4, out=tmp_path / "run", resume=True, **settings)
+    assert_equal(tmp_path / "run", tmp_path / "whole")
+    assert fedloom.load(tmp_path / "run").reports.equals(whole.reports)

@@ -10,6 +10,7 @@ A round, as every engine runs it::
     shared, parts = download(server, ids)              once; parts are stacked, a row per client of the cohort
     work = begin(down, own)                            per client; down = constants + shared + its row of parts
     for phase in phases:                               per client; enter, then step for every batch of every epoch
+    report(work, down)                                 per client; numbers for the records, sent nowhere
     own, up = finish(work, down, own)                  per client; own is kept, up is sent
     server = aggregate(server, up)                     once; up is stacked over the cohort
 
@@ -159,6 +160,14 @@ class Algorithm:
 
     def adapt(self, task: Task) -> list[Phase]:
         return []
+
+    def report(self, task: Task, work: Tree, down: Tree, info: Info) -> dict[str, Tensor]:
+        """Numbers of a client for the records, after its phases: scalars or vectors by name."""
+        return {}
+
+    def report_server(self, task: Task, server: Tree, info: Info) -> dict[str, Tensor]:
+        """The same of the server, after aggregation: scalars, or a row per client of the cohort."""
+        return {}
 
     def model(self, task: Task, work: Tree, down: Tree, info: Info) -> Any:
         """What is evaluated: a Slot, or anything that `logits` understands."""

@@ -137,6 +137,7 @@ class Network:
         names = {id(p): name for name, p in module.named_parameters()}  # one name for parameters that are tied
         self.head = tuple(name for name in names.values() if name.startswith(f"{head}."))
         self.body = tuple(name for name in names.values() if not name.startswith(f"{head}."))
+        self.layers = _layers(module, names)
         _replace_layers(module)
         module.to(self._device, dtype)
         norms = {name: m for name, m in module.named_modules() if isinstance(m, MaskedBatchNorm)}
@@ -176,6 +177,26 @@ class Network:
         """The head alone, in evaluation mode, for methods that transform the features first."""
         with _forward(_Pass(train=False)):
             return self._head(params, buffers, features)
+
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
+
+
+def _layers(module: nn.Module, names: dict[int, str]) -> tuple[tuple[str, ...], ...]:
+    """Parameters by layer: every module with parameters opens one; a normalisation belongs to the layer before it, or,
+    where there is none, to the one after it."""
+    layers: list[list[str]] = []
+    early: list[str] = []
+    seen: set[str] = set()
+    for m in module.modules():
+        mine = [names[id(p)] for p in m.parameters(recurse=False) if names[id(p)] not in seen]
+        seen.update(mine)
+        if mine and isinstance(m, NORMS):
+            (layers[-1] if layers else early).extend(mine)
+        elif mine:
+            layers.append([*early, *mine])
+            early = []
+    return tuple(map(tuple, [*layers, early] if early else layers))
 
 
 class _Part:

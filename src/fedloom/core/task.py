@@ -61,6 +61,15 @@ class Task:
     def head(self, params: Params) -> Params:
         return {name: params[name] for name in self.network.head}
 
+    @property
+    def layers(self) -> tuple[tuple[str, ...], ...]:
+        """Names of parameters by layer."""
+        return self.network.layers
+
+    @property
+    def body_layers(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(layer for layer in self.layers if layer[0] in self.network.body)
+
     # -- passes -------------------------------------------------------------------------------------------------
 
     def forward(self, slot: Slot, batch: Batch) -> Output:

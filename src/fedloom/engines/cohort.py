@@ -45,6 +45,7 @@ class Outcome(NamedTuple):
     own: Tree
     up: Tree
     stats: Tree
+    report: Tree
     scores: Scores  # of PM_post
 
 

@@ -31,12 +31,12 @@ class PerClient:
             down, own, info, work = self.start(cohort, j)
             for phase in self.alg.phases(self.task):
                 work = self._pass(phase, work, down, info, int(cohort.ids[j]), cohort.t)
+            report = self.alg.report(self.task, work, down, info)
             kept, up = self.alg.finish(self.task, work, down, own, info)
             trained = info._replace(first=torch.zeros_like(info.first))
             model = self.alg.model(self.task, work, down, trained)
-            rows.append(
-                Outcome(kept, up, keep_stats(work), self._score(self._personal(model), int(cohort.ids[j]), splits))
-            )
+            scores = self._score(self._personal(model), int(cohort.ids[j]), splits)
+            rows.append(Outcome(kept, up, keep_stats(work), report, scores))
         return stack(rows)
 
     @torch.no_grad()

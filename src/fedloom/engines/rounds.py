@@ -38,6 +38,8 @@ class Round:
     evaluated: np.ndarray  # clients that the rows of scores belong to
     scores: dict[str, dict[str, np.ndarray]]  # view (pre, post, global) -> split -> scores; empty if not evaluated
     server: np.ndarray | None  # GM on D_CS
+    reports: dict[str, np.ndarray]  # numbers of the method, a row per client of the cohort
+    server_report: dict[str, float]
     bytes_down: int
     bytes_up: int
     train_seconds: float
@@ -142,18 +144,25 @@ class Rounds:
         t, ids = self.t, self.sample(self.t) if cohort is None else np.sort(np.asarray(cohort, dtype=np.int64))
         turns = [ids[j : j + 1] for j in range(len(ids))] if self.alg.turns else [ids]
         down = up = 0
+        told: list[dict[str, np.ndarray]] = []
         # between evaluations PM_post matters only for clients that may not train again before the next one
         splits = ("val", "test") if evaluate or len(ids) < self.task.clients else ()
         for turn in turns:
-            d, u = self._train(turn, t, splits)
+            d, u, report = self._train(turn, t, splits)
             down, up = down + d, up + u
+            told.append(report)
+        reports = {name: np.concatenate([one[name] for one in told]) for name in told[0] if told[0][name].ndim}
+        server_report = {name: float(value) for name, value in told[-1].items() if not value.ndim}
         self.t = t + 1
         trained = time.perf_counter()
         scores, server = self.evaluate() if evaluate else ({}, None)
         now = time.perf_counter()
-        return Round(t, ids, self.evaluated, scores, server, down, up, trained - start, now - trained)
+        return Round(
+            t, ids, self.evaluated, scores, server, reports, server_report, down, up, trained - start, now - trained
+        )
 
-    def _train(self, ids: np.ndarray, t: int, splits: tuple[str, ...]) -> tuple[int, int]:
+    def _train(self, ids: np.ndarray, t: int, splits: tuple[str, ...]) -> tuple[int, int, dict[str, np.ndarray]]:
+        """Bytes sent down and up, and the numbers that clients and server report."""
         cohort = self._cohort(ids, t)
         done = self.executor.train(cohort, splits)
         self.store.write(ids, {"own": done.own, "stats": done.stats})
@@ -163,7 +172,9 @@ class Rounds:
         server = self.alg.aggregate(self.task, self.server, done.up, cohort.info, t, self.key)
         self.server = tree_map(lambda v: v.contiguous(), server)  # a resumed run has no other layout either
         common = size_bytes(cohort.shared) - size_bytes(self.constants)
-        return common * len(ids) + size_bytes(cohort.parts), size_bytes(done.up)
+        report = {**done.report, **self.alg.report_server(self.task, self.server, cohort.info)}
+        numbers = {name: value.double().cpu().numpy() for name, value in report.items()}
+        return common * len(ids) + size_bytes(cohort.parts), size_bytes(done.up), numbers
 
     def _remember(self, ids: np.ndarray, scores: Scores) -> None:
         """PM_post stays what it was until the client trains again, and so do its scores."""

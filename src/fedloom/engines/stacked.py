@@ -72,8 +72,10 @@ class Stacked:
         work = self.begin(cohort)
         for index, phase in enumerate(self.phases["train"]):
             work = self.run_phase(("train", index), phase, work, cohort)
+        report = self._each(self.alg.report, cohort, work, cohort.info)
         own, up, model = self.finish(work, cohort)
-        return Outcome(own, up, keep_stats(work), {s: self._score(model, cohort, s, self._logits) for s in splits})
+        scores = {s: self._score(model, cohort, s, self._logits) for s in splits}
+        return Outcome(own, up, keep_stats(work), report, scores)
 
     def _score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
         work = self.begin(cohort)

@@ -186,6 +186,8 @@ class Directory:
             raise UserError(f"{self.path} has no results yet; continue the run with --resume {self.path}.")
         with self._undamaged():
             records = Records.load(self.path)
+        if not records.rounds:
+            raise UserError(f"{self.path} has no evaluated round yet; continue the run with --resume {self.path}.")
         return config, plan.record(), self._notes()["partition"], records
 
     def final(self) -> tuple[Tree, Tree]:

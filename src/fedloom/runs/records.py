@@ -1,4 +1,5 @@
-"""The records of a run: a row per evaluated round, a row per client and evaluated round, and apart from both, times."""
+"""The records of a run: a row per evaluated round, a row per client and evaluated round, numbers that the method itself
+reports, and apart from all of them, times."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fedloom.engines.rounds import Round
 from fedloom.metrics.scores import accuracies, summarize
 from fedloom.runs.files import Damaged, read_table, write_table
 
 Row = dict[str, Any]
-FILES = ("rounds.parquet", "clients.parquet", "timings.parquet")
+FILES = ("rounds.parquet", "clients.parquet", "reports.parquet", "timings.parquet")
 
 
 class Records:
@@ -21,12 +23,14 @@ class Records:
         self.rounds = rounds or []
         self.timings = timings or []
         self._clients: list[pa.Table] = []
+        self._reports: list[pa.Table] = []
 
     def add(self, done: Round) -> Row | None:
         """The row of the round, if it was evaluated."""
         self.timings.append(
             {"round": done.t + 1, "train_seconds": done.train_seconds, "eval_seconds": done.eval_seconds}
         )
+        self._reports.append(report_table(done))
         if not done.scores:
             return None
         self.rounds.append(round_row(done))
@@ -35,32 +39,46 @@ class Records:
 
     @property
     def clients(self) -> pa.Table:
-        if not self._clients:
-            return pa.table({})
-        if len(self._clients) > 1:
-            self._clients = [pa.concat_tables(self._clients)]
+        self._clients = _joined(self._clients)
         return self._clients[0]
 
+    @property
+    def reports(self) -> pa.Table:
+        """A row per round and client of its cohort, and one of the server, which is client -1."""
+        self._reports = _joined(self._reports)
+        return self._reports[0]
+
     def save(self, folder: Path) -> None:
-        for name, table in zip(FILES, (to_table(self.rounds), self.clients, to_table(self.timings)), strict=True):
+        tables = (to_table(self.rounds), self.clients, self.reports, to_table(self.timings))
+        for name, table in zip(FILES, tables, strict=True):
             write_table(folder / name, table.combine_chunks())  # the layout must not tell how often a run was resumed
 
     @staticmethod
     def load(folder: Path, up_to: int | None = None) -> Records:
         """What was recorded, up to a round; later rows belong to rounds that will run again."""
-        rounds, clients, timings = (read_table(folder / name) for name in FILES)
+        tables = [read_table(folder / name) for name in FILES]
         if up_to is not None:
-            rounds, clients, timings = (
-                t.filter(pa.compute.field("round") <= up_to) for t in (rounds, clients, timings)
-            )
-            if len(timings) != up_to:
-                raise Damaged(f"timings.parquet has {len(timings)} rounds instead of {up_to}")
+            tables = [t.filter(pc.field("round") <= up_to) for t in tables]
+        rounds, clients, reports, timings = tables
+        if up_to is not None and len(timings) != up_to:
+            raise Damaged(f"timings.parquet has {len(timings)} rounds instead of {up_to}")
         records = Records(rounds.to_pylist(), timings.to_pylist())
-        records._clients = [clients.combine_chunks()]
+        records._clients, records._reports = [clients.combine_chunks()], [reports.combine_chunks()]
         return records
 
 
+NOTHING = pa.table({"round": pa.array([], pa.int64())})
+
+
+def _joined(tables: list[pa.Table]) -> list[pa.Table]:
+    if not tables:
+        return [NOTHING]
+    return tables if len(tables) == 1 else [pa.concat_tables(tables, promote_options="default")]
+
+
 def to_table(rows: list[Row]) -> pa.Table:
+    if not rows:
+        return NOTHING
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: [row.get(name) for row in rows] for name in names})
 
@@ -90,3 +108,18 @@ def client_table(done: Round) -> pa.Table:
         columns[f"{view}_acc"] = accuracies(splits["test"])
         columns[f"{view}_val_acc"] = accuracies(splits["val"])
     return pa.table(columns)
+
+
+VECTOR = pa.list_(pa.field("element", pa.float64()))  # as it is called when it is read again
+
+
+def report_table(done: Round) -> pa.Table:
+    """What the method reports of a round: of every client of the cohort, and of the server."""
+    mine, servers = done.reports, done.server_report
+    clients = done.cohort.tolist() if mine else []
+    last = [None] if servers else []
+    columns = {name: pa.array([*v, *last], VECTOR if v.ndim > 1 else pa.float64()) for name, v in mine.items()}
+    columns |= {name: pa.array([*[None] * len(clients), value], pa.float64()) for name, value in servers.items()}
+    clients += [-1] if servers else []
+    rounds = pa.array([done.t + 1] * len(clients), pa.int64())
+    return pa.table({"round": rounds, "client": pa.array(clients, pa.int64()), **columns})
