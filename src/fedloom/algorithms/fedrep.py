@@ -29,11 +29,11 @@ class FedRep(FedPer):
 
     def head_step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch, only=task.network.head)
-        return {"w": task.sgd(w, g)}
+        return {**work, "w": task.sgd(w, g)}
 
     def body_step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch, only=task.network.body)
-        return {"w": task.sgd(w, g)}
+        return {**work, "w": task.sgd(w, g)}
 
     def aggregate(self, task, server, up, info, t, key):
         return {"phi": mean(up["phi"], info.n) if self.average == "samples" else uniform_mean(up["phi"])}
