@@ -56,7 +56,9 @@ def other(cls, name):
         return (0.5, 0.125, 0.375)
     if isinstance(default, bool):
         return not default
-    return {int: 7, float: 0.125, str: "cpu"}[type(default)]
+    limits = fields(cls)[name].metadata
+    least = limits.get("above") or limits.get("low") or 0
+    return {int: 7, float: least + 0.125, str: "cpu"}[type(default)]
 
 
 CHOICES = [(section, name) for section, name, _ in things()]

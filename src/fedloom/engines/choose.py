@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedloom.core.contract import Algorithm, Batch, Phase
+from fedloom.core.memory import free_memory
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, size_bytes, tree_flatten
 from fedloom.engines import schedule
@@ -21,7 +22,6 @@ from fedloom.engines.plan import Mode, Plan, Replay
 from fedloom.engines.reference import PerClient
 from fedloom.engines.runners import Runner, StackedStep, flat_rest
 from fedloom.engines.stacked import Stacked
-from fedloom.engines.store import free_memory
 from fedloom.engines.trace import peak_bytes, trace
 
 log = logging.getLogger("fedloom")

@@ -19,20 +19,12 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError, told
+from fedloom.core.memory import free_memory
 from fedloom.core.tree import Tree, leaves, size_bytes, tree_flatten, tree_map, tree_unflatten
 
 log = logging.getLogger("fedloom")
 
 Fresh = Callable[[np.ndarray], Tree]  # initial rows of the given clients, stacked
-
-
-def free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not told on this system
-        return 4 << 30
 
 
 class Snapshot(NamedTuple):
