@@ -13,7 +13,7 @@ from fedloom.algorithms.ditto import Ditto
 from fedloom.algorithms.fedavg_ft import FedAvgFT
 from fedloom.algorithms.local import Local
 from fedloom.cli import main as cli
-from fedloom.comparison import compare, configurations, label, parse_method, parse_seeds, read_comparison
+from fedloom.comparison import carry_out, compare, configurations, label, parse_method, parse_seeds, read_comparison
 
 TASK = {
     "dataset": "synthetic", "per_client": 60, "model": "mlp", "width": 8, "clients": 5, "rounds": 2, "plan": "stacked",
@@ -522,3 +522,16 @@ def test_without_validation_data_the_last_round_counts():
     found = compare(["fedavg"], seeds=1, clients=5, rounds=2, split=(0.7, 0, 0.3), plan="stacked-eager")
     assert {row["selection"] for row in found.board} == {"last"}
     assert [row["round"] for row in found.rows()] == [2, 2]
+
+
+def test_settings_for_a_method_are_kept_for_the_next_time(tmp_path):
+    """A learning rate of its own is not the method's setting, so its label does not tell it."""
+    request = {**QUICK, "per_method": {"ditto": {"lr": 0.02, "lam": 0.5}}}
+    configs = configurations(["fedavg", "ditto"], request)
+    assert [config.settings.lr for config in configs] == [0.1, 0.02]
+    first = carry_out(configs, [0], out=tmp_path / "mine")
+    methods, seeds, before = read_comparison(tmp_path / "mine")
+    assert methods == ["local", "fedavg", "ditto:lam=0.5"]
+    assert [config.settings.lr for config in configurations(methods, before)] == [0.1, 0.1, 0.02]
+    again = carry_out(configurations(methods, before), seeds, out=tmp_path / "mine", resume=True)
+    assert again.board == first.board

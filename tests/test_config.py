@@ -387,3 +387,27 @@ def test_a_method_must_have_a_name_of_its_own():
 
     with user_error("Mine", "no name of its own"):
         configure(Mine)
+
+
+LAYERED = {"lr": 0.1, "per_method": {"ditto": {"lam": 0.75, "lr": 0.01}, "fedprox": {"mu": 0.5}}}
+
+
+def test_settings_for_a_method_count_where_it_runs():
+    ditto, fedprox, fedavg = (resolve(combine(LAYERED, {"algorithm": name})) for name in ("ditto", "fedprox", "fedavg"))
+    assert (ditto.algorithm.lam, ditto.settings.lr) == (0.75, 0.01)
+    assert (fedprox.algorithm.mu, fedprox.settings.lr) == (0.5, 0.1)
+    assert fedavg.settings.lr == 0.1
+
+
+@pytest.mark.parametrize("later", [{"lr": 0.3, "lam": 0.2}, {"lr": 0.3, "algorithm": {"name": "ditto", "lam": 0.2}}])
+def test_what_a_person_asks_for_overrules_settings_for_a_method(later):
+    config = resolve(combine(LAYERED, {"algorithm": "ditto"}, later))
+    assert (config.algorithm.lam, config.settings.lr) == (0.2, 0.3)
+    assert LAYERED["per_method"]["ditto"] == {"lam": 0.75, "lr": 0.01}  # the preset itself is left alone
+
+
+@pytest.mark.parametrize(("text", "words"), [("per_method: 3", "per_method"), ("per_method: {ditto: 3}", "'ditto'")])
+def test_settings_for_methods_that_are_none_are_refused(text, words, tmp_path):
+    (tmp_path / "x.yaml").write_text(text)
+    with user_error("x.yaml", words):
+        read_request(tmp_path / "x.yaml")

@@ -176,9 +176,16 @@ def _labelled(configs: Sequence[Config]) -> dict[str, Config]:
 
 
 def _describe(entries: Mapping[str, Config], seeds: Sequence[int]) -> Request:
-    common = describe(next(iter(entries.values())))
-    common = {key: value for key, value in common.items() if key not in ("algorithm", "seed")}
-    return {"methods": list(entries), "seeds": list(seeds), **common}
+    """What all have in common, and what is special to a method (a preset's `per_method`)."""
+    each = {
+        name: {k: v for k, v in describe(c).items() if k not in ("algorithm", "seed")} for name, c in entries.items()
+    }
+    common = next(iter(each.values()))
+    special = {
+        parse_method(name)["name"]: {k: v for k, v in mine.items() if v != common[k]} for name, mine in each.items()
+    }
+    special = {method: values for method, values in special.items() if values}
+    return {"methods": list(entries), "seeds": list(seeds), **common, **({"per_method": special} if special else {})}
 
 
 def label(algorithm: Algorithm) -> str:

@@ -8,7 +8,7 @@ the command line), then resolved; `describe` turns a configuration back into a r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -144,13 +144,18 @@ def _sort(values: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, di
 
 
 def combine(*requests: Mapping[str, Any]) -> Request:
-    """One request; what comes later counts. Settings of a method that another name replaces go with it."""
+    """One request; what comes later counts. Settings of a method that another name replaces go with it. `per_method`
+    has settings for whichever method runs; a later request that gives such a setting overrules it."""
     made: Request = {}
+    special: dict[str, dict[str, Any]] = {}
     for request in requests:
         for key, value in request.items():
+            if key == "per_method":
+                continue
             section, dot, bare = key.partition(".")
             if key not in SECTIONS and not (dot and section in SECTIONS):
                 made[key] = value
+                _overrule(special, [key])
                 continue
             old = made.get(section, {})
             new = {bare: value} if dot else {"name": value} if isinstance(value, str) else dict(value)
@@ -158,14 +163,26 @@ def combine(*requests: Mapping[str, Any]) -> Request:
             made[section] = new if replaced else {**old, **new}
             for name in new:  # what was said before without naming a section is overruled
                 made.pop(name, None)
-    return made
+            _overrule(special, new)
+        for method, values in request.get("per_method", {}).items():
+            special[method] = {**special.get(method, {}), **values}
+    return {**made, "per_method": special} if any(special.values()) else made
+
+
+def _overrule(special: Mapping[str, dict[str, Any]], names: Iterable[str]) -> None:
+    for values in special.values():
+        for name in names:
+            values.pop(name, None)
 
 
 def resolve(request: Mapping[str, Any]) -> Config:
     """The configuration that a request asks for."""
     values: dict[str, Any] = {}
     names: dict[str, Any] = {}
-    for key, value in sorted(combine(request).items(), key=lambda item: item[0] not in SECTIONS):
+    asked = combine(request)
+    method = str(asked.get("algorithm", {}).get("name", "ditto"))
+    asked = combine(asked, asked.pop("per_method", {}).get(method, {}))
+    for key, value in sorted(asked.items(), key=lambda item: item[0] not in SECTIONS):
         if key in SECTIONS:
             if value.get("own") is True:
                 raise UserError(
@@ -266,9 +283,18 @@ def parse_request(text: str, source: str) -> Request:
             raise UserError(f"{source} has '{key}' where the name of a setting should be.")
         if key in SECTIONS and not isinstance(value, str | dict):
             raise UserError(f"{source} must give {key} as a name or with settings below it, not as {_kind(value)}.")
-        if isinstance(value, dict) and key not in SECTIONS:
-            raise UserError(f"{source} has settings below '{key}'; {nearest(key, SECTIONS)}")
+        if isinstance(value, dict) and key not in (*SECTIONS, "per_method"):
+            raise UserError(f"{source} has settings below '{key}'; {nearest(key, (*SECTIONS, 'per_method'))}")
+    _check_per_method(found.get("per_method", {}), source)
     return found
+
+
+def _check_per_method(special: Any, source: str) -> None:
+    if not isinstance(special, dict):
+        raise UserError(f"{source} must give per_method as methods with settings below them, not as {_kind(special)}.")
+    for method, values in special.items():
+        if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+            raise UserError(f"{source} must give settings below '{method}' in per_method, not {_kind(values)}.")
 
 
 def check_format(header: Any, source: str) -> None:

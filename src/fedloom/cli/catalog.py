@@ -54,8 +54,11 @@ def _presets(name: str | None) -> list[dict[str, Any]]:
         known = {name: {"about": known.get(name, {}).get("about"), **preset(name)}}
     found = []
     for title, request in known.items():
-        values = flat({key: value for key, value in request.items() if key != "about"})
+        values = flat({key: value for key, value in request.items() if key not in ("about", "per_method")})
         settings = {key: {"default": value, "about": _meaning(key, values)} for key, value in values.items()}
+        for method, own in request.get("per_method", {}).items():
+            text = ", ".join(f"{key}={value}" for key, value in own.items())
+            settings[method] = {"default": text, "about": "where this method runs"}
         found.append({"name": title, "about": request.get("about", ""), "settings": settings})
     return found
 
