@@ -26,3 +26,11 @@ def test_scale():
     assert [case[names.index("ratio to 1000")] for case in cases if case[0] == "1000"] == ["1.00x", "1.00x"]
     assert all((float(case[-1]) > 0) == (case[1] == "disk") for case in cases)  # rows of clients are where they should
     assert "torch" in done.stdout
+
+
+def test_methods():
+    command = [sys.executable, FOLDER / "methods.py", "--quick", "--methods", "ditto", "plgu-lf:D=1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| mlp")]
+    assert [row.split("|")[2].strip() for row in rows] == ["fedavg", "ditto", "plgu-lf:D=1"]
+    assert rows[0].endswith("| 1.00x |")

@@ -1,0 +1,97 @@
+"""What a client-step of each method costs, relative to FedAvg.
+
+    python benchmarks/methods.py [--methods plgu-lf ditto] [--models mlp cnn4] [--clients 20] [--device cuda] [--quick]
+
+All methods train the same clients on the same data under the same execution plan, stacked; they take turns, round by
+round, without evaluation. A client-step is one batch of one client in one phase, so FedRep, which passes twice over the
+data, makes twice as many as FedAvg. `name:key=value` gives settings, as on the command line. The table shows medians
+over rounds; what a method does once per round (a hypernetwork's step, averaging) is shared among its steps.
+"""
+
+import argparse
+import platform
+import shlex
+import sys
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedloom.comparison import label, parse_method
+from fedloom.config import resolve
+from fedloom.core.contract import Algorithm
+from fedloom.core.federation import Federation, Ragged
+from fedloom.core.network import Network
+from fedloom.core.task import Task
+from fedloom.engines import schedule
+from fedloom.engines.plan import Plan
+from fedloom.engines.rounds import Rounds
+from fedloom.models.zoo import MODELS
+
+SHAPES = {"logreg": (64,), "mlp": (64,), "cnn8": (1, 8, 8), "cnn4": (1, 28, 28)}
+BATCH, LR, PER_CLIENT, SERVER = 10, 0.005, 100, 100
+METHODS = ["fedavg", "ditto", "fedrep", "plgu-lf", "plgu-grep:head_epochs=0", "plgu-ghn"]
+
+
+def make_task(model: str, clients: int, device: str) -> Task:
+    draw = np.random.default_rng(0)
+    n = clients * PER_CLIENT
+    y = torch.from_numpy(draw.integers(0, 10, n + SERVER))
+    x = torch.from_numpy(draw.normal(size=(n + SERVER, *SHAPES[model])).astype(np.float32))
+    rows = np.arange(n).reshape(clients, -1)
+    few = [mine[:1] for mine in rows]
+    splits = {"train": Ragged.of(list(rows)), "val": Ragged.of(few), "test": Ragged.of(few)}
+    data = Federation(x, y, 10, splits, server=torch.arange(n, n + SERVER)).to(torch.device(device), torch.float32)
+    build = MODELS[model]().build
+    network = Network(lambda: build(SHAPES[model], 10), "head", data.x[:2])
+    return Task(data, network, lr=LR, batch_size=BATCH, rounds=1000)
+
+
+def steps(alg: Algorithm, task: Task) -> int:
+    """Client-steps of a round, where they are known beforehand."""
+    ids = np.arange(task.clients)
+    total = 0
+    for phase in alg.phases(task):
+        epochs = np.full(len(ids), phase.epochs if isinstance(phase.epochs, int) else 1)
+        total += int(schedule.build(task, phase, 0, ids, 0, epochs).steps.sum())
+    return total
+
+
+def measure(names: list[str], task: Task, rounds: int) -> dict[str, tuple[int, float]]:
+    """Client-steps of a round and median seconds, by method."""
+    replay = "captured" if task.data.device.type == "cuda" else "traced"
+    plan = Plan("stacked", replay, chunk=task.clients)
+    algs = [resolve({"algorithm": parse_method(name)}).algorithm for name in names]
+    runs = [Rounds(alg, task, 0, plan=replace(plan, chunk=1) if alg.turns else plan) for alg in algs]
+    times = [[run.advance(evaluate=False).train_seconds for run in runs] for _ in range(rounds + 1)][1:]
+    return {label(alg): (steps(alg, task), float(t)) for alg, t in zip(algs, np.median(times, axis=0), strict=True)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--methods", nargs="+", default=METHODS[1:])
+    parser.add_argument("--models", nargs="+", default=["mlp", "cnn4"], choices=SHAPES)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: mlp, 4 clients, 2 rounds")
+    args = parser.parse_args()
+    if args.quick:
+        args.models, args.clients, args.rounds = ["mlp"], 4, 2
+    names = ["fedavg", *(name for name in args.methods if name != "fedavg")]
+    where = torch.cuda.get_device_name() if args.device != "cpu" else platform.processor() or platform.machine()
+    print(f"{where}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}")
+    print(f"python {shlex.join(sys.argv)}\n", flush=True)
+    print("| model | method | client-steps per round | ms per round | us per client-step | to FedAvg |")
+    print("|---|---|---|---|---|---|")
+    for model in args.models:
+        found = measure(names, make_task(model, args.clients, args.device), args.rounds)
+        base = found["fedavg"][1] / found["fedavg"][0]
+        for name, (count, seconds) in found.items():
+            each = seconds / count
+            row = (model, name, count, f"{seconds * 1e3:.1f}", f"{each * 1e6:.1f}", f"{each / base:.2f}x")
+            print(f"| {' | '.join(map(str, row))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
