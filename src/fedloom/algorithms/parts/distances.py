@@ -1,0 +1,49 @@
+"""Distances between what two models say about the same samples: their logits, or any other vectors."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.core.contract import Batch
+
+
+def kl(z: Tensor, teacher: Tensor) -> Tensor:
+    """KL(softmax(teacher) || softmax(z)) of every sample; only z is meant to learn."""
+    p = F.log_softmax(teacher, -1)
+    return (p.exp() * (p - F.log_softmax(z, -1))).sum(-1)
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Cosine of the angle; 0, and without a gradient, where a vector is zero (ReLU features can be)."""
+    lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
+    zero = lengths == 0
+    return ((a * b).sum(-1) / lengths.masked_fill(zero, 1)).masked_fill(zero, 0)
+
+
+def cos(a: Tensor, b: Tensor) -> Tensor:
+    return 1 - cosine(a, b)
+
+
+def l2(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(a - b, dim=-1)  # where a = b its gradient is 0; that of sqrt would be NaN
+
+
+def mse(a: Tensor, b: Tensor) -> Tensor:
+    """The square of l2: a sum over classes, not a mean."""
+    return ((a - b) ** 2).sum(-1)
+
+
+DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "cos": cos, "l2": l2, "mse": mse}
+
+
+def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float = 0.5) -> Tensor:
+    """MOON's loss of every sample, -log(e^{cos(z, near)/tau} / (e^{cos(z, near)/tau} + e^{cos(z, far)/tau}))."""
+    return F.softplus((cosine(z, far) - cosine(z, near)) / tau)
+
+
+def batch_mean(values: Tensor, batch: Batch) -> Tensor:
+    """Mean over the samples (for sequences: over the positions) that are not padding."""
+    weight = batch.mask if batch.y.dim() == 1 else batch.mask[:, None] * (batch.y >= 0)
+    return (values * weight).sum() / weight.sum()

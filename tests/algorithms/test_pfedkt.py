@@ -1,0 +1,626 @@
+"""pFedKT: hand-computed numbers, identities between its cases, and a second implementation in plain PyTorch."""
+
+import copy
+import math
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import RAGGED, SmallNet, assert_same, make_federation, make_task, method, play
+from sentences import user_error
+from torch import nn
+
+from fedloom.algorithms.parts import dense
+from fedloom.algorithms.parts.distances import DISTANCES, batch_mean, contrast, cos, cosine, kl, l2, mse
+from fedloom.core.contract import Batch
+from fedloom.core.federation import Federation, Ragged
+from fedloom.core.network import Network
+from fedloom.core.task import Task
+from fedloom.core.tree import leaves, take
+from fedloom.engines.plan import Plan
+from fedloom.engines.rounds import Rounds
+
+EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
+ALONE = Plan("per-client")
+
+
+def row(*values):
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def batch_of(x, y, mask=None):
+    mask = torch.ones(len(y), dtype=torch.float64) if mask is None else torch.tensor(mask, dtype=torch.float64)
+    return Batch(x, y, mask, *(torch.tensor(0) for _ in range(4)))
+
+
+ONE = batch_of(None, torch.tensor([0]))
+
+
+def l_con(z, gm, old, batch=ONE, **settings):
+    return method("pfedkt", **settings).contrastive(z, gm, old, batch)
+
+
+def same(a, b, tolerance=0.0):
+    flat_a, flat_b = leaves(a), leaves(b)
+    return len(flat_a) == len(flat_b) and all(
+        torch.allclose(x, y, rtol=tolerance, atol=tolerance) for x, y in zip(flat_a, flat_b, strict=True)
+    )
+
+
+# -- distances and losses -------------------------------------------------------------------------------------------
+
+
+def test_kl_goes_from_the_teacher_to_the_student():
+    """softmax(ln 3, 0) = (3/4, 1/4), softmax(0, 0) = (1/2, 1/2). Teacher first: 3/4 ln(3/2) + 1/4 ln(1/2) = 0.304099 -
+    0.173287 = 0.130812; the other way round it would be 1/2 ln(2/3) + 1/2 ln 2 = 0.143841."""
+    assert kl(row(0, 0), row(math.log(3), 0)).item() == pytest.approx(0.130812, abs=1e-6)
+    assert kl(row(math.log(3), 0), row(0, 0)).item() == pytest.approx(0.143841, abs=1e-6)
+    mine = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    theirs = mine.flip(0)
+    expected = F.kl_div(F.log_softmax(mine, -1), F.softmax(theirs, -1), reduction="batchmean")
+    torch.testing.assert_close(kl(mine, theirs).mean(), expected)
+
+
+def test_hinge_active():
+    """d_plus = 0.130812 (above), d_minus = KL of equal distributions = 0, so l_con = 0.130812 - 0 + 0.1."""
+    found = l_con(row(0, 0), row(math.log(3), 0), row(0, 0), alpha=0.1)
+    assert found.item() == pytest.approx(0.230812, abs=1e-6)
+
+
+def test_hinge_inactive():
+    """GM and OLD swapped: 0 - 0.130812 + 0.1 < 0, so the loss is 0 and nothing is learnt from it."""
+    z = row(0, 0).requires_grad_()
+    found = l_con(z, row(0, 0), row(math.log(3), 0), alpha=0.1)
+    assert found.item() == 0
+    assert (torch.autograd.grad(found, z)[0] == 0).all()
+
+
+Z, GM, OLD = row(3, 4), row(0, 5), row(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("loss", "distance", "expected"),
+    [
+        ("triplet", "kl", 0.117658),
+        ("triplet", "cos", 0.46),
+        ("triplet", "l2", 2.048064),
+        ("triplet", "mse", 8.3),
+        ("moon", "cos", 0.865893),
+        ("regularizer", "kl", 0.279775),
+        ("regularizer", "cos", 0.2),
+        ("regularizer", "l2", 3.162278),
+        ("regularizer", "mse", 10.0),
+    ],
+)
+def test_the_nine_rows_of_table_10(loss, distance, expected):
+    """PM (3, 4), GM (0, 5), OLD (4, 3), alpha = 0.3.
+
+    cos(PM, GM) = 20/25 = 0.8, cos(PM, OLD) = 24/25 = 0.96: triplet 0.2 - 0.04 + 0.3, MOON ln(1 + e^{(0.96 - 0.8)/0.5}).
+    ||PM - GM|| = sqrt(10) = 3.162278, ||PM - OLD|| = sqrt(2) = 1.414214; their squares are 10 and 2.
+    KL: softmax of PM (0.268941, 0.731059), of GM (0.006693, 0.993307), of OLD that of PM swapped. GM to PM
+    0.006693 ln(0.006693/0.268941) + 0.993307 ln(0.993307/0.731059) = -0.024720 + 0.304495; OLD to PM
+    (0.731059 - 0.268941) ln(0.731059/0.268941) = 0.462117 * 1; triplet 0.279775 - 0.462117 + 0.3.
+    """
+    assert l_con(Z, GM, OLD, loss=loss, distance=distance, alpha=0.3).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_moons_term():
+    """cos(z, near) = 1, cos(z, far) = 0, tau = 0.5: -log(e^2 / (e^2 + 1)) = log(1 + e^-2) = 0.126928; no preference
+    gives log 2."""
+    assert contrast(row(2, 0), row(1, 0), row(0, 3)).item() == pytest.approx(0.126928, abs=1e-6)
+    assert contrast(row(2, 0), row(1, 1), row(1, 1)).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("distance", [*DISTANCES, "moon"])
+def test_gradients_are_finite_where_outputs_are_equal_or_zero(distance):
+    for other in (row(0, 0), row(1, 2)):
+        for z in (other.clone().requires_grad_(), row(0, 0).requires_grad_()):
+            found = contrast(z, other, other) if distance == "moon" else DISTANCES[distance](z, other)
+            assert torch.isfinite(torch.autograd.grad(found.sum(), z)[0]).all()
+    assert cosine(row(0, 0), row(1, 2)).item() == 0
+    assert [f(Z, Z).item() for f in (kl, cos, l2, mse)] == pytest.approx([0, 0, 0, 0], abs=1e-15)
+
+
+def test_padding_does_not_count():
+    """Two samples and one row of padding: (10 + 2) / 2 = 6 for the squared distances above."""
+    z, other = torch.cat([Z, Z, Z]), torch.cat([GM, OLD, 100 * OLD])
+    batch = batch_of(None, torch.tensor([0, 1, 0]), mask=[1, 1, 0])
+    assert l_con(z, other, other, batch, loss="regularizer", distance="mse").item() == pytest.approx(6)
+    positions = torch.tensor([[1, -1], [0, 2], [0, 1]])  # sequences: one of the two samples has one position only
+    batch = batch_of(None, positions, mask=[1, 1, 0])
+    values = torch.tensor([[1.0, 50.0], [2.0, 6.0], [50.0, 50.0]])
+    assert batch_mean(values, batch).item() == pytest.approx((1 + 2 + 6) / 3)
+
+
+def test_a_large_margin_never_clips():
+    """Then the gradient of l_con is that of d_plus - d_minus."""
+    draw = torch.Generator().manual_seed(1)
+    z, gm, old = (torch.randn(6, 4, dtype=torch.float64, generator=draw) for _ in range(3))
+    batch = batch_of(None, torch.zeros(6, dtype=torch.int64))
+    z.requires_grad_()
+    found = torch.autograd.grad(l_con(z, gm, old, batch, case="C", alpha=1e3), z)[0]
+    expected = torch.autograd.grad(kl(z, gm).mean() - kl(z, old).mean(), z)[0]
+    torch.testing.assert_close(found, expected)
+
+
+# -- hypernetwork ---------------------------------------------------------------------------------------------------
+
+
+def cnn(classes):
+    """The paper's CNN for CIFAR (Table 2): 1,216 + 12,832 + 1,537,920 + 153,680 + 81 * classes parameters."""
+    with torch.device("meta"):
+        return nn.Sequential(
+            nn.Conv2d(3, 16, 5), nn.Conv2d(16, 32, 5), nn.Linear(800, 1920), nn.Linear(1920, 80), nn.Linear(80, classes)
+        )  # fmt: skip
+
+
+def sized(classes):
+    params = dict(cnn(classes).named_parameters())
+    return SimpleNamespace(init=lambda key: params), sum(p.numel() for p in params.values())
+
+
+@pytest.mark.parametrize(("classes", "total", "chunks", "last"), [(10, 1706458, 4267, 58), (100, 1713748, 4285, 148)])
+def test_chunks_of_the_papers_models(classes, total, chunks, last):
+    """4,266 chunks of 400 are 1,706,400 parameters; 4,284 are 1,713,600."""
+    task, count = sized(classes)
+    assert count == total
+    assert method("pfedkt").chunks(task) == (chunks, 400)
+    assert total - (chunks - 1) * 400 == last
+    made = dense.cut(torch.empty(chunks * 400, device="meta"), task.init(0))
+    assert {k: v.shape for k, v in made.items()} == {k: v.shape for k, v in task.init(0).items()}
+
+
+def test_sizes_of_the_papers_hypernetworks():
+    """13*100 + 100, 100*100 + 100, 100*400 + 400: 51,900; a second hidden layer adds 10,100; the large one has
+    1,400 + 10,100 + 101 * 1,706,458. FLOPs of the small one: 2 * (1,300 + 10,000 + 40,000) = 102,600."""
+    task, _ = sized(10)
+    widths = method("pfedkt").widths(task)
+    assert dense.count(widths) == 51_900
+    assert 2 * sum(a * b for a, b in pairwise(widths)) == 102_600
+    assert dense.count(method("pfedkt", n_hidden=2).widths(task)) == 62_000
+    assert dense.count(method("pfedkt", hn="large").widths(task)) == 172_363_758
+    assert method("pfedkt", hn="large").chunks(task) == (1, 1706458)
+
+
+def three_chunks(**settings):
+    """100 * 8 + 8 + 8 * 4 + 4 = 844 parameters: chunks of 400, 400 and 44."""
+    return make_task(SIZES, data={"dim": 100}, **settings)
+
+
+SIZES = (3, 17, 8, 11)
+
+
+@pytest.mark.parametrize("clip", [50.0, 1.5])
+def test_the_hypernetwork_step_of_a_model_of_three_chunks(clip):
+    """A network called chunk by chunk, a backward pass of Delta = theta0 - omega, clip_grad_norm_ and SGD."""
+    task, alg = three_chunks(), method("pfedkt", eta_hn=0.05, hn_clip=clip)
+    down, own = alg.constants(task, 3), alg.init_client(task, 3, torch.tensor(11))
+    assert down["E"].shape == (3, 13)
+    net = torch_network(own["varphi"])
+    theta0 = torch.cat([net(down["E"][0]), net(down["E"][1]), net(down["E"][2])])[:844]
+    found = nn.utils.parameters_to_vector(alg.generate(task, own["varphi"], down).values())
+    torch.testing.assert_close(found, theta0)
+    omega = task.init(3)
+    delta = theta0.detach() - nn.utils.parameters_to_vector(omega.values())
+    theta0.backward(gradient=delta)
+    norm = nn.utils.clip_grad_norm_(net.parameters(), clip)
+    assert 1.5 < norm < 50  # the smaller limit is reached, the larger one is not
+    torch.optim.SGD(net.parameters(), lr=0.05).step()
+    moved = alg.absorb(task, own["varphi"], omega, down)
+    expected = {f"fc{1 + j // 2}.{'bias' if j % 2 else 'weight'}": p.detach() for j, p in enumerate(net.parameters())}
+    assert moved.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(moved[name], expected[name], rtol=1e-12, atol=1e-14)
+
+
+def test_the_hypernetwork_moves_towards_the_trained_model():
+    """The sign of Delta: steps bring what it generates closer to omega."""
+    task, alg = three_chunks(), method("pfedkt")
+    down, own, omega = alg.constants(task, 3), alg.init_client(task, 3, torch.tensor(11)), task.init(3)
+    gaps, varphi = [], own["varphi"]
+    for _ in range(4):
+        made = alg.generate(task, varphi, down)
+        gaps.append(sum(((made[k] - omega[k]) ** 2).sum().item() for k in omega))
+        varphi = alg.absorb(task, varphi, omega, down)
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[-1] < 0.9 * gaps[0]
+
+
+def torch_network(varphi):
+    """The same layers as modules."""
+    modules = []
+    for j in range(1, 1 + sum(name.endswith("weight") for name in varphi)):
+        weight, bias = varphi[f"fc{j}.weight"], varphi[f"fc{j}.bias"]
+        layer = nn.Linear(weight.shape[1], weight.shape[0]).double()
+        layer.load_state_dict({"weight": weight, "bias": bias})
+        modules += [layer, nn.ReLU()]
+    return nn.Sequential(*modules[:-1])
+
+
+def test_hypernetworks_begin_as_torch_would_and_differ_while_embeddings_agree():
+    """Uniform within 1/sqrt(inputs): variance 1/(3 inputs)."""
+    run = Rounds(method("pfedkt", train_emb=True), three_chunks(), 0, plan=EAGER)
+    varphi = run.store.everyone()["own"]["varphi"]
+    for name, inputs in (("fc1", 13), ("fc2", 100), ("fc3", 100)):
+        for kind in ("weight", "bias"):
+            values = varphi[f"{name}.{kind}"]
+            assert values.abs().max() <= 1 / math.sqrt(inputs)
+            assert values.var().item() == pytest.approx(1 / (3 * inputs), rel=0.2)
+            assert not torch.equal(values[0], values[1])
+    assert not torch.equal(varphi["fc2.bias"][0], varphi["fc3.bias"][0][:100])
+    assert torch.equal(varphi["E"][0], varphi["E"][1])
+    fixed = Rounds(method("pfedkt"), three_chunks(), 0, plan=EAGER).constants["E"]
+    assert torch.equal(fixed, varphi["E"][0])
+    assert not torch.equal(fixed, Rounds(method("pfedkt"), three_chunks(), 1, plan=EAGER).constants["E"])
+
+
+# -- identities -----------------------------------------------------------------------------------------------------
+
+
+def advanced(alg, task, rounds=3, evaluate=False, between=None):
+    run = Rounds(alg, task, 3, plan=EAGER)
+    records = []
+    for _ in range(rounds):
+        records.append(run.advance(evaluate=evaluate))
+        if between is not None:
+            between(run)
+    return run, records
+
+
+def test_case_a_is_fedavg_with_its_optimiser():
+    alg = method("pfedkt", case="A", local_momentum=0.8, local_decay=0.01)
+    ours, scores = advanced(alg, make_task(RAGGED, participation=0.5, epochs=2), evaluate=True)
+    task = make_task(RAGGED, participation=0.5, epochs=2, momentum=0.8, weight_decay=0.01)
+    theirs, expected = advanced(method("fedavg"), task, evaluate=True)
+    assert same(ours.server, theirs.server)
+    assert ours.store.everyone() == theirs.store.everyone() == {"own": {}, "stats": {}}
+    for a, b in zip(scores, expected, strict=True):
+        for view in ("pre", "post", "global"):
+            np.testing.assert_allclose(a.scores[view]["test"], b.scores[view]["test"], rtol=1e-12)
+
+
+def test_the_runs_momentum_and_decay_are_not_its_own():
+    plain, _ = advanced(method("pfedkt"), make_task(RAGGED))
+    other, _ = advanced(method("pfedkt"), make_task(RAGGED, momentum=0.5, weight_decay=0.1))
+    assert same(plain.server, other.server)
+
+
+def test_case_b_is_the_method_without_its_contrastive_loss():
+    task = make_task(RAGGED, participation=0.5)
+    b, _ = advanced(method("pfedkt", case="B"), task)
+    d, _ = advanced(method("pfedkt", mu=0.0), task)
+    assert same(b.server, d.server)
+    assert same(b.store.everyone(), d.store.everyone())
+
+
+def test_case_c_starts_from_the_global_model_and_has_no_hypernetwork():
+    """Without its loss it is case A; in the first round GM = OLD and only 1 - mu is left of the loss."""
+    task = make_task(RAGGED)
+    c, _ = advanced(method("pfedkt", case="C", mu=0.4), task)
+    assert set(c.store.everyone()["own"]) == {"old"}
+    assert c.constants == {}
+    bare, _ = advanced(method("pfedkt", case="C", mu=0.0), task)
+    a, _ = advanced(method("pfedkt", case="A"), task)
+    assert same(bare.server, a.server)
+    assert not same(c.server, a.server, 1e-6)
+
+
+@pytest.mark.parametrize(("mu", "matters"), [(0.0, False), (0.5, True)])
+def test_without_its_weight_the_global_model_does_not_matter(mu, matters):
+    def spoil(run):
+        run.server = {"w": {k: -3 * v for k, v in run.server["w"].items()}}
+
+    task, alg = make_task(RAGGED), method("pfedkt", mu=mu, alpha=5.0)
+    plain, _ = advanced(alg, task)
+    spoilt, _ = advanced(alg, task, between=spoil)
+    assert same(plain.store.everyone(), spoilt.store.everyone()) != matters
+
+
+@pytest.mark.parametrize("eta_hn", [0.0, 0.005])
+def test_a_hypernetwork_without_steps_generates_the_same_model_in_every_round(eta_hn):
+    task, alg = make_task(RAGGED), method("pfedkt", eta_hn=eta_hn)
+    run = Rounds(alg, task, 3, plan=EAGER)
+    begun = run.store.everyone()["own"]["varphi"]
+    made = torch.func.vmap(lambda varphi: alg.generate(task, varphi, run.constants))
+    for _ in range(3):
+        run.advance(evaluate=False)
+        now = run.store.everyone()["own"]["varphi"]
+        assert same(made(now), made(begun)) == (eta_hn == 0)
+
+
+@pytest.mark.parametrize("loss", ["triplet", "moon"])
+@pytest.mark.parametrize("alpha", [0.0, 0.1])
+def test_where_gm_equals_old_the_contrastive_gradient_is_zero(alpha, loss):
+    """As at a first participation in round 0: the gradient is 1 - mu = 1/2 of the supervised one, exactly."""
+    task = make_task((9,), norm=True)
+    alg = method("pfedkt", mu=0.5, alpha=alpha, loss=loss, distance="cos" if loss == "moon" else "kl")
+    down = {**alg.init_server(task, 0), **alg.constants(task, 0)}
+    info = SimpleNamespace(first=torch.tensor(True))
+    work = alg.release(task, alg.begin(task, down, alg.init_client(task, 0, torch.tensor(5)), info), down, info)
+    rows = task.data.splits["train"][0]
+    batch = batch_of(task.data.x[rows], task.data.y[rows])
+    full, _ = task.grad(work["omega"], batch, loss=alg.complete_loss(task, work, batch, down))
+    supervised, _ = task.grad(work["omega"], batch)
+    for name in full:
+        torch.testing.assert_close(full[name], supervised[name] / 2, rtol=0, atol=1e-16)
+
+
+def test_frozen_models_keep_the_statistics_of_the_start_of_the_round():
+    task, alg = make_task((9, 14), norm=True), method("pfedkt", mu=0.5)
+    run, _ = advanced(alg, task, rounds=2)
+    kept = take(run.store.everyone(), 1)
+    own, stats = kept["own"], kept["stats"]["omega"]
+    down = {**run.constants, **run.server}
+    begun = alg.begin(task, down, own, None)
+    work = alg.release(task, {**begun, "omega": begun["omega"]._replace(buffers=stats)}, down, None)
+    rows = task.data.splits["train"][1]
+    batch = batch_of(task.data.x[rows], task.data.y[rows])
+    for _ in range(3):
+        work = alg.step(task, work, batch, down, None)
+    assert same(work["statistics"], stats)
+    assert not same(work["omega"].buffers, stats, 1e-6)
+    assert same(work["old"], own["old"])
+
+
+def test_a_client_that_never_trained_is_served_by_the_global_model():
+    run = Rounds(method("pfedkt"), make_task(RAGGED, norm=True), 0, plan=EAGER)
+    run.advance(cohort=np.array([1, 4]))
+    scores = run.advance(cohort=np.array([1, 7])).scores
+    fresh = [i for i in range(len(RAGGED)) if i not in (1, 4, 7)]
+    np.testing.assert_allclose(scores["pre"]["test"][fresh], scores["global"]["test"][fresh])
+    np.testing.assert_allclose(scores["post"]["test"][fresh], scores["global"]["test"][fresh])
+    known = [1, 4, 7]  # these use the model that they trained last, which is not the one they will start from
+    assert not np.allclose(scores["pre"]["test"][known], scores["global"]["test"][known])
+    np.testing.assert_allclose(scores["pre"]["test"][known], scores["post"]["test"][known])
+
+
+def test_traffic_is_one_model_each_way():
+    """6 * 8 + 8 + 8 * 4 + 4 = 92 parameters in float64, 12 clients; the embeddings are drawn on both sides."""
+    done = advanced(method("pfedkt"), make_task(RAGGED), rounds=1)[1][0]
+    assert (done.bytes_down, done.bytes_up) == (12 * 92 * 8, 12 * 92 * 8)
+
+
+def test_moons_loss_needs_the_cosine():
+    with user_error("distance=cos", "l2"):
+        method("pfedkt", loss="moon", distance="l2").check(make_task(SIZES))
+    method("pfedkt", loss="moon", distance="cos").check(make_task(SIZES))
+
+
+def test_a_hypernetwork_too_large_for_memory_is_refused(monkeypatch):
+    """50 * 172,363,758 float32 values, each drawn from three 64-bit words: 28 bytes each, 241.3 GB."""
+    task, _ = sized(10)
+    task.clients, task.dtype, task.data = 50, torch.float32, SimpleNamespace(device=torch.device("cpu"))
+    monkeypatch.setattr(dense, "free_memory", lambda device: 64 * 10**9)
+    with user_error("172,363,758 parameters (0.7 GB)", "50 clients takes 241.3 GB", "64.0 GB are free", "hn=small"):
+        method("pfedkt", hn="large").check(task)
+    for settings in ({}, {"hn": "large", "case": "C"}):
+        method("pfedkt", **settings).check(task)
+    monkeypatch.setattr(dense, "free_memory", lambda device: 242 * 10**9)
+    method("pfedkt", hn="large").check(task)
+
+
+# -- both engines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"case": "A"},
+        {"case": "C", "alpha": 5.0},
+        {"loss": "moon", "distance": "cos"},
+        {"loss": "triplet", "distance": "l2", "level": "feature"},
+        {"loss": "regularizer", "distance": "mse"},
+        {"hn": "large", "n_hidden": 0},
+        {"train_emb": True, "hn_clip": 0.05},
+    ],
+    ids=str,
+)
+def test_every_variant_stacks(settings):
+    task = make_task((9, 2, 24), norm=True, dropout=0.2, lr=0.02)
+    assert_same(method("pfedkt", mu=0.3, **settings), task, Plan("stacked", "traced", chunk=3), 1e-9)
+
+
+class TokenNet(nn.Module):
+    """Next-token logits at every position."""
+
+    def __init__(self, words):
+        super().__init__()
+        self.words = nn.Embedding(words, 6)
+        self.head = nn.Linear(6, words)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.words(x)))
+
+
+def token_task(words=5, length=4, **settings):
+    draw = np.random.default_rng(2)
+    sizes = (7, 1, 12)
+    total = sum(sizes) + 3
+    x = torch.from_numpy(draw.integers(0, words, (total, length)))
+    y = torch.from_numpy(draw.integers(0, words, (total, length)))
+    ends = torch.from_numpy(draw.integers(1, length + 1, total))
+    y = torch.where(torch.arange(length) < ends[:, None], y, -1)  # every sequence has its own length
+    starts = np.cumsum([0, *sizes])
+    train = Ragged.of([np.arange(a, b) for a, b in pairwise(starts)])
+    rest = Ragged.of([np.array([sum(sizes) + i]) for i in range(3)])
+    data = Federation(x, y, words, {"train": train, "val": rest, "test": rest}, dtype=torch.float64)
+    network = Network(lambda: TokenNet(words), "head", x[:2], torch.float64)
+    return Task(data, network, lr=0.1, batch_size=5, **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"loss": "moon", "distance": "cos", "level": "feature"}], ids=str)
+def test_sequences_stack(settings):
+    assert_same(method("pfedkt", mu=0.4, alpha=5.0, **settings), token_task(), Plan("stacked", "traced", chunk=3), 1e-9)
+
+
+def test_every_position_of_a_sequence_is_a_sample():
+    """The loss of two padded sequences is that of their five known positions as samples of their own."""
+    task, alg = token_task(), method("pfedkt", mu=0.4, alpha=5.0)
+    x = torch.tensor([[0, 1, 2, 3], [4, 0, 1, 2], [1, 1, 1, 1]])
+    y = torch.tensor([[1, 2, -1, -1], [3, 0, 4, -1], [0, 0, 0, 0]])
+    batch = batch_of(x, y, mask=[1, 1, 0])
+    slots = [task.slot(task.init(key)) for key in (0, 1, 2)]
+    work, down = {"statistics": {}, "old": slots[2].params}, {"w": slots[1].params}
+    found = alg.complete_loss(task, work, batch, down)(task.predict(slots[0], x), batch)
+    z, gm, old = (task.predict(slot, x).logits[:2][y[:2] >= 0] for slot in slots)
+    labels = y[:2][y[:2] >= 0]
+    d_plus, d_minus = (
+        F.kl_div(F.log_softmax(z, 1), F.softmax(teacher, 1), reduction="batchmean") for teacher in (gm, old)
+    )
+    assert z.shape == (5, 5)
+    expected = 0.4 * (d_plus - d_minus + 5) + 0.6 * F.cross_entropy(z, labels)
+    torch.testing.assert_close(found, expected)
+
+
+# -- a second implementation ----------------------------------------------------------------------------------------
+
+COHORTS = ((0, 1, 3), (1, 2), (0, 1, 2, 3))  # client 2 comes later, client 3 misses a round
+LR, EPOCHS, SEED = 0.05, 3, 5
+
+
+class HandClient:
+    """A client of pFedKT with modules, optimisers and a loop over chunks. It is given its data, initial models, and
+    the initial hypernetwork and embeddings."""
+
+    def __init__(self, x, y, net, varphi, embeddings, settings):
+        self.x, self.y, self.s = x, y, settings
+        self.old = copy.deepcopy(net)
+        self.hn, self.chunks = None, None
+        if varphi is not None:
+            self.hn, self.chunks = torch_network(varphi), nn.Parameter(embeddings.clone())
+
+    def outputs(self, net):
+        """Logits, and what is compared."""
+        features = torch.tanh(net.norm(net.first(self.x)))
+        logits = net.head(features)
+        return logits, features if self.s["level"] == "feature" else logits
+
+    def distance(self, z, teacher):
+        if self.s["distance"] == "kl":
+            return F.kl_div(F.log_softmax(z, 1), F.softmax(teacher, 1), reduction="batchmean")
+        if self.s["distance"] == "cos":
+            return (1 - F.cosine_similarity(z, teacher, dim=1)).mean()
+        squares = ((z - teacher) ** 2).sum(1)
+        return (squares if self.s["distance"] == "mse" else squares.sqrt()).mean()
+
+    def contrastive(self, z, gm, old):
+        if self.s["loss"] == "moon":
+            pair = torch.stack([F.cosine_similarity(z, gm, dim=1), F.cosine_similarity(z, old, dim=1)], 1)
+            return F.cross_entropy(pair / 0.5, torch.zeros(len(z), dtype=torch.int64))
+        pull = self.distance(z, gm)
+        if self.s["loss"] == "regularizer":
+            return pull
+        return torch.clamp(pull - self.distance(z, old) + self.s["alpha"], min=0)
+
+    def round(self, w):
+        """Trains on the global parameters w; returns the trained model."""
+        s = self.s
+        gm = copy.deepcopy(self.old)  # with this client's running statistics
+        with torch.no_grad():
+            for p, value in zip(gm.parameters(), w, strict=True):
+                p.copy_(value)
+        old, net = self.old.eval(), copy.deepcopy(gm)
+        gm.eval()
+        if self.hn is not None:
+            size = sum(p.numel() for p in net.parameters())
+            theta0 = torch.cat([self.hn(v) for v in self.chunks])[:size]
+            nn.utils.vector_to_parameters(theta0.detach().clone(), net.parameters())
+        net.train()
+        sgd = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9, weight_decay=5e-5)
+        mu = s["mu"] if s["case"] in "CD" else 0.0
+        for _ in range(EPOCHS):
+            sgd.zero_grad()
+            logits, z = self.outputs(net)
+            loss = (1 - mu) * F.cross_entropy(logits, self.y)
+            if mu:
+                with torch.no_grad():
+                    teachers = self.outputs(gm)[1], self.outputs(old)[1]
+                loss = loss + mu * self.contrastive(z, *teachers)
+            loss.backward()
+            sgd.step()
+        if self.hn is not None:
+            learnt = [*self.hn.parameters(), *([self.chunks] if s["train_emb"] else [])]
+            step = torch.optim.SGD(learnt, lr=s["eta_hn"])
+            self.hn.zero_grad()
+            self.chunks.grad = None
+            omega = nn.utils.parameters_to_vector(net.parameters()).detach()
+            theta0.backward(gradient=theta0.detach() - omega)
+            nn.utils.clip_grad_norm_(learnt, s["hn_clip"])
+            step.step()
+        self.old = copy.deepcopy(net)
+        return net
+
+
+BASE = {
+    "case": "D", "mu": 0.3, "alpha": 0.1, "loss": "triplet", "distance": "kl", "level": "logits", "hn": "small",
+    "emb_dim": 13, "n_hidden": 1, "eta_hn": 0.05, "hn_clip": 50.0, "train_emb": False,
+}  # fmt: skip
+VARIANTS = [
+    *({"case": case} for case in "ABCD"),
+    {"alpha": 0.0},
+    *({"loss": "triplet", "distance": distance, "alpha": 2.0} for distance in ("kl", "cos", "l2", "mse")),
+    *({"loss": "regularizer", "distance": distance} for distance in ("kl", "cos", "l2", "mse")),
+    {"loss": "moon", "distance": "cos"},
+    {"level": "feature"},
+    {"train_emb": True, "hn_clip": 0.5},
+    {"hn": "large", "n_hidden": 2, "emb_dim": 6},
+]
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_second_implementation(variant, norm):
+    """Batches hold all samples of a client, so that their order does not matter; rounds, clients of different sizes,
+    late and missed participations, momentum, decay and statistics do."""
+    settings = {**BASE, **variant}
+    task = make_task(
+        SIZES, norm=norm, federation=make_federation(SIZES, dim=100), lr=LR, batch_size=max(SIZES), epochs=EPOCHS
+    )
+    run = Rounds(method("pfedkt", **settings), task, SEED, plan=ALONE)
+    net = SmallNet(100, 8, 4, norm=norm).double()
+    net.load_state_dict({**net.state_dict(), **run.server["w"]})
+    begun = run.store.everyone()["own"].get("varphi")
+    clients = []
+    for i in range(len(SIZES)):
+        varphi = None if begun is None else {k: v[i].clone() for k, v in begun.items()}
+        embeddings = None if varphi is None else {**run.constants, **varphi}["E"]
+        rows = task.data.splits["train"][i]
+        clients.append(HandClient(task.data.x[rows], task.data.y[rows], net, varphi, embeddings, settings))
+    w = [p.detach().clone() for p in net.parameters()]
+    names = [name for name, _ in net.named_parameters()]
+    for cohort in COHORTS:
+        run.advance(evaluate=False, cohort=np.array(cohort))
+        models = [list(clients[i].round(w).parameters()) for i in cohort]
+        share = [SIZES[i] / sum(SIZES[j] for j in cohort) for i in cohort]
+        w = [sum(a * p.detach() for a, p in zip(share, ps, strict=True)) for ps in zip(*models, strict=True)]
+        for name, p in zip(names, w, strict=True):
+            torch.testing.assert_close(run.server["w"][name], p, rtol=1e-9, atol=1e-9)
+    own = run.store.everyone()["own"]
+    for i, client in enumerate(clients):
+        if settings["case"] != "A":
+            for name, p in client.old.named_parameters():
+                torch.testing.assert_close(own["old"][name][i], p.detach(), rtol=1e-9, atol=1e-9)
+        if client.hn is not None:
+            for j, p in enumerate(client.hn.parameters()):
+                name = f"fc{1 + j // 2}.{'bias' if j % 2 else 'weight'}"
+                torch.testing.assert_close(own["varphi"][name][i], p.detach(), rtol=1e-9, atol=1e-9)
+            if settings["train_emb"]:
+                torch.testing.assert_close(own["varphi"]["E"][i], client.chunks.detach(), rtol=1e-9, atol=1e-9)
+
+
+def test_the_second_implementation_has_hinges_of_both_kinds():
+    """Without a margin some of its losses are positive and some are clipped, so the comparison sees both."""
+    task = make_task(SIZES, federation=make_federation(SIZES, dim=100), lr=LR, batch_size=max(SIZES), epochs=EPOCHS)
+    seen = []
+
+    class Watched(type(method("pfedkt"))):
+        def contrastive(self, z, gm, old, batch):
+            seen.append(float(super().contrastive(z, gm, old, batch).detach()))
+            return super().contrastive(z, gm, old, batch)
+
+    play(Watched(**{**BASE, "alpha": 0.0}), task, ALONE)
+    late = seen[len(SIZES) * EPOCHS :]  # in the first round GM = OLD
+    assert min(late) == 0 < max(late)
