@@ -16,7 +16,8 @@ TEXT = (Path(__file__).parents[1] / "README.md").read_text()
 
 
 def test_python_examples_run_one_after_another(capsys, monkeypatch):
-    monkeypatch.setattr(ALGORITHMS, "_known", dict(ALGORITHMS._known))  # the example's method is forgotten afterwards
+    known = {name: ALGORITHMS[name] for name in ALGORITHMS.names()}
+    monkeypatch.setattr(ALGORITHMS, "_known", known.copy())  # the example's method is forgotten afterwards
     examples = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     assert len(examples) == 3
     scope: dict = {"__name__": "readme"}
