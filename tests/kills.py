@@ -11,19 +11,29 @@ from pathlib import Path
 
 OPERATIONS = ("open", "fsync", "replace", "pwrite", "unlink", "mkdir")
 
+# what does not depend on the clock
+SAME = (
+    "final/server.safetensors", "final/clients.safetensors", "rounds.parquet", "clients.parquet", "reports.parquet",
+    "partition.parquet", "summary.json", "config.yaml",
+)  # fmt: skip
+
 server = multiprocessing.get_context("forkserver")
 # what a first run would import: seconds in every life
 server.set_forkserver_preload(["fedloom.cli.main", "fedloom.comparison", "sklearn.datasets", "torch._dynamo"])
 
 
 class Deadly:
-    """Counts operations on files, and kills this process at one of them: before it, or with a file half written."""
+    """Keeps a log of operations on files, and kills this process at one of them: before it, or with a file half
+    written. Which one: the `at`-th, counted from the first on a path that contains `mark`."""
 
-    def __init__(self, at: int | None) -> None:
-        self.at, self.count = at, 0
+    def __init__(self, at: int | None, mark: str) -> None:
+        self.at, self.mark = at, mark
+        self.log: list[str] = []
+        self.count = 0
 
-    def step(self) -> None:
-        self.count += 1
+    def step(self, path: str) -> None:
+        self.log.append(path)
+        self.count += self.count > 0 or self.mark in path
         if self.count == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -34,7 +44,7 @@ class Deadly:
 
         def write_bytes(path, data):
             whole(path, data[: len(data) // 2])
-            self.step()
+            self.step(str(path))
             return whole(path, data)
 
         pathlib.Path.write_bytes = write_bytes
@@ -42,17 +52,17 @@ class Deadly:
     def _before(self, original):
         @functools.wraps(original)
         def call(*args, **kwargs):
-            self.step()
+            self.step(str(args[0]))
             return original(*args, **kwargs)
 
         return call
 
 
-def _life(command: list[str], at: int | None, report: str | None) -> None:
+def _life(command: list[str], at: int | None, mark: str, report: str | None) -> None:
     import torch
 
     torch.set_num_threads(1)
-    deadly = Deadly(at)
+    deadly = Deadly(at, mark)
     deadly.install()
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     sys.argv = ["fedloom", *command]
@@ -62,13 +72,13 @@ def _life(command: list[str], at: int | None, report: str | None) -> None:
         main()
     finally:
         if report is not None:
-            Path(report).write_text(json.dumps(deadly.count))
+            Path(report).write_text(json.dumps(deadly.log))
 
 
-def live(command: list[str], at: int | None = None, after: float | None = None, report: Path | None = None) -> int:
-    """Run a command in a process of its own; killed at its `at`-th operation on files, or `after` so many seconds.
-    Returns the exit code, negative if it was killed."""
-    process = server.Process(target=_life, args=(command, at, None if report is None else str(report)))
+def live(command: list[str], at=None, mark="", after: float | None = None, report: Path | None = None) -> int:
+    """Run a command in a process of its own; killed at an operation on files (see `Deadly`), or `after` so many
+    seconds. Returns the exit code, negative if it was killed; `report` gets the log of operations otherwise."""
+    process = server.Process(target=_life, args=(command, at, mark, None if report is None else str(report)))
     process.start()
     process.join(after)
     if after is not None and process.is_alive():

@@ -176,31 +176,40 @@ def test_a_directory_in_use_is_refused(folder, monkeypatch, capsys):
     assert "compared is in use by another process" in err
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
-@pytest.mark.parametrize("full_after", range(0, 40, 4))
-def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(full_after, store, tmp_path, monkeypatch, capsys):
-    """The disk is full from the n-th write on, wherever that falls: the first file, a checkpoint, the client store."""
-    monkeypatch.chdir(tmp_path)
-    args = ("run", "ditto", *SMALL, "--set", "checkpoint_every=1", "--store", store)
-    writes = 0
+class Disk:
+    """Takes a number of writes; then it is full."""
 
-    def full(original):
+    def __init__(self, room) -> None:
+        self.room, self.writes = room, 0
+
+    def __call__(self, original):
         def write(*given):
-            nonlocal writes
-            writes += 1
-            if writes > full_after:
+            self.writes += 1
+            if self.writes > self.room:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return original(*given)
 
         return write
 
+    def install(self, patch):
+        patch.setattr(os, "pwrite", self(os.pwrite))
+        patch.setattr(os, "fsync", self(os.fsync))
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize("place", range(10))
+def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(place, store, tmp_path, monkeypatch, capsys):
+    """Wherever it is full, from the first write to the last: a first file, a checkpoint, the client store, the end."""
+    monkeypatch.chdir(tmp_path)
+    args = ("run", "ditto", *SMALL, "--set", "checkpoint_every=1", "--store", store)
+    enough = Disk(10**6)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full(os.pwrite))
-        patch.setattr(os, "fsync", full(os.fsync))
+        enough.install(patch)
+        assert call(monkeypatch, capsys, *args, "--out", "whole")[0] == 0
+    assert enough.writes > 30
+    with monkeypatch.context() as patch:
+        Disk(place * (enough.writes - 1) // 9).install(patch)
         code, _, err = call(monkeypatch, capsys, *args, "--out", "run")
-    if code == 0:
-        assert writes <= full_after
-        return
     assert code == 2
     assert "The disk is full" in err
     assert len(err.strip().splitlines()) == 1
@@ -208,7 +217,6 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(full_after, 
     again = ("run", "--resume", "run") if Path("run/config.yaml").exists() else (*args, "--out", "run")
     code, _, err = call(monkeypatch, capsys, *again)
     assert code == 0, err
-    fedloom.run("ditto", rounds=2, clients=4, plan="stacked-eager", checkpoint_every=1, store=store, out="whole")
     for name in ("final/server.safetensors", "final/clients.safetensors", "rounds.parquet"):
         assert Path("run", name).read_bytes() == Path("whole", name).read_bytes()
 

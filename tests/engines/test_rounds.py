@@ -183,3 +183,21 @@ def test_prefix_sizes_cover_the_active_clients_and_are_few():
     assert len(sizes) <= 10
     assert {1, 100} <= sizes
     assert Plan("stacked", "eager", chunk=100).prefix(37) == 37
+
+
+@pytest.mark.parametrize("broken", [0, 1, 11])
+def test_broken_samples_of_one_client_reach_no_other(broken):
+    """Clients are stacked and padded, and padding must not read a neighbour's data."""
+    task = make_task(RAGGED)
+    for split in ("train", "test"):
+        task.data.x[task.data.splits[split][broken]] = torch.nan
+    others = np.arange(len(RAGGED)) != broken
+    local = Rounds(method("local"), task, 0, plan=EAGER)
+    scores = [*local.advance().scores.values(), *Rounds(method("fedavg"), task, 0, plan=EAGER).evaluate()[0].values()]
+    for value in leaves(local.store.everyone()):
+        assert torch.isfinite(value[others]).all()
+        assert value[broken].isnan().any()
+    for view in scores:
+        for found in view.values():
+            assert np.isfinite(found[others]).all()
+        assert np.isnan(view["test"][broken]).any()

@@ -3,20 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from kills import live
+from kills import SAME, live
 
 import fedloom
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-SAME = (
-    "final/server.safetensors",
-    "final/clients.safetensors",
-    "rounds.parquet",
-    "clients.parquet",
-    "reports.parquet",
-    "summary.json",
-)
 
 
 class Crash(Exception):

@@ -6,24 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kills import live
+from kills import SAME, live
 
-KILLS = 20
-SAME = (
-    "final/server.safetensors", "final/clients.safetensors", "rounds.parquet", "clients.parquet", "reports.parquet",
-    "partition.parquet",
-    "summary.json", "config.yaml",
-)  # fmt: skip
+ROUNDS = 24
 SMALL = ["--device", "cpu", "--clients", "6", "--participation", "0.5", "--set", "checkpoint_every=1"]
 
 
 def run(method, engine, store):
     """Stacked without traces, which would take seconds to make in every life."""
     how = {"vectorized": ["--plan", "stacked-eager"], "reference": ["--engine", "reference"]}[engine]
-    return ["run", method, "--rounds", "24", "--store", store, *how, *SMALL]
+    return ["run", method, "--rounds", str(ROUNDS), "--store", store, *how, *SMALL]
 
 
-def operations(command, folder, name) -> int:
+def operations(command, folder, name) -> list[str]:
+    """What an undisturbed run does to files, one path after another."""
     report = folder / f"{name}-operations.json"
     assert live([*command, "--out", str(folder / name)], report=report) == 0
     return json.loads(report.read_text())
@@ -35,15 +31,23 @@ def next_life(command, folder) -> list[str]:
     return [command[0], "--resume", str(folder)] if started else [*command, "--out", str(folder)]
 
 
-def killed(command, folder, draw, most: int) -> None:
-    """Start, and resume after every kill; then let it end. Kills are spread evenly over as many operations as the whole
-    takes, so that some fall into writes of checkpoints and some into the start of a resumed run."""
-    for _ in range(KILLS):
-        code = live(next_life(command, folder), at=int(draw.integers(1, most)))
-        assert code in (-9, 0)
-        if code == 0:
-            return
+def checkpoint(t: int, run_="") -> str:
+    return f"{run_}/checkpoints/.round-{t:08d}"
+
+
+def first(log: list[str], mark: str) -> int:
+    return next(i for i, path in enumerate(log) if mark in path)
+
+
+def die(command, folder, places) -> int:
+    """Start, and resume after every kill, each at its own place; then let it end. Returns in how many deaths a
+    checkpoint was half written."""
+    halves = 0
+    for mark, at in places:
+        assert live(next_life(command, folder), at=at, mark=mark) == -9, (mark, at)
+        halves += bool(list(folder.rglob(".round-*.partial")))
     assert live(next_life(command, folder)) == 0
+    return halves
 
 
 @pytest.mark.parametrize(
@@ -58,12 +62,21 @@ def killed(command, folder, draw, most: int) -> None:
     ],
 )
 def test_twenty_kills_change_nothing(method, engine, store, tmp_path):
+    """Twelve are spread evenly over the rounds, from the write of a checkpoint up to that of the next; every third
+    of them is followed by one in the resume, of which there is one at the very start; the last three are in the end."""
     command = run(method, engine, store)
-    total = operations(command, tmp_path, "whole")
+    log = operations(command, tmp_path, "whole")
     draw = np.random.default_rng([len(method), len(engine)])
-    killed(command, tmp_path / "killed", draw, 2 * total // KILLS)
-    lives = json.loads((tmp_path / "killed" / "environment.json").read_text())["starts"]
-    assert len(lives) > KILLS // 2
+    starting, ending, summary = (first(log, mark) for mark in (checkpoint(1), "/final/.", "/.summary.json"))
+    per_round = (first(log, checkpoint(ROUNDS)) - starting) // (ROUNDS - 1)
+    places = [("", int(draw.integers(1, starting + 1)))]
+    for i, t in enumerate(range(1, ROUNDS, 2)):
+        places.append((checkpoint(t), int(draw.integers(1, per_round + 1))))
+        if i % 3 == 0:
+            places.append(("", int(draw.integers(1, starting // 2))))
+    places += [("/final/.", int(at)) for at in np.sort(draw.integers(1, summary - ending + 2, 3))]
+    assert len(places) == 20
+    assert die(command, tmp_path / "killed", places) >= 1
     for name in SAME:
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert not list((tmp_path / "killed").rglob("*.partial"))
@@ -82,15 +95,25 @@ def test_kills_at_any_time_change_nothing(tmp_path):
 
 
 def test_a_comparison_survives_twenty_kills_too(tmp_path):
+    """In each of its six runs one before a checkpoint is complete, one in the end and one in the resume after it;
+    and two while the leaderboard is written."""
     command = ["compare", "fedrep", "ditto", "--seeds", "2", "--rounds", "4", "--plan", "stacked-eager", *SMALL]
-    total = operations(command, tmp_path, "whole")
+    log = operations(command, tmp_path, "whole")
     draw = np.random.default_rng(3)
-    killed(command, tmp_path / "killed", draw, 2 * total // KILLS)
-    runs = sorted(p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole").glob("runs/*/seed-*"))
+    whole = tmp_path / "whole"
+    runs = sorted((f"/{p.relative_to(whole)}" for p in whole.glob("runs/*/seed-*")), key=lambda r: first(log, r))
     assert len(runs) == 6
+    places = []
+    for run_ in runs:
+        places.append((checkpoint(int(draw.integers(1, 5)), run_), int(draw.integers(1, 9))))
+        places.append((f"{run_}/final/.", int(draw.integers(1, 9))))
+        places.append(("", int(draw.integers(1, first(log, runs[0])))))
+    places += [("/.leaderboard", 1), ("/.leaderboard", 6)]
+    assert len(places) == 20
+    assert die(command, tmp_path / "killed", places) >= 1
     for run_ in runs:
         for name in SAME:
-            assert (tmp_path / "killed" / run_ / name).read_bytes() == (tmp_path / "whole" / run_ / name).read_bytes()
+            assert (tmp_path / f"killed{run_}" / name).read_bytes() == (tmp_path / f"whole{run_}" / name).read_bytes()
     assert board(tmp_path / "killed") == board(tmp_path / "whole")
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import RAGGED, make_federation, make_task, method, methods
+from kills import SAME
 from safetensors.torch import load_file
 from sentences import user_error
 
@@ -27,14 +28,6 @@ from fedloom.runs.interrupt import Stopped
 from fedloom.runs.trees import named
 
 SMALL = {"clients": 5, "plan": "stacked-eager", "checkpoint_every": 1}
-SAME = (
-    "final/server.safetensors",
-    "final/clients.safetensors",
-    "rounds.parquet",
-    "clients.parquet",
-    "reports.parquet",
-    "summary.json",
-)
 
 
 def everything(run: Rounds) -> list[bytes]:
@@ -107,6 +100,27 @@ def test_a_run_that_died_goes_on(tmp_path):
     fedloom.run("ditto", rounds=5, out=tmp_path / "run", resume=True, on_round=lambda t, *_: seen.append(t), **SMALL)
     assert seen == [3, 4, 5]  # where it stands, then the rounds that were missing
     assert_equal(tmp_path / "run", whole)
+
+
+class Twice(FedAvg):
+    """Keeps its model under two names."""
+
+    def init_server(self, task, key):
+        params = task.init(key)
+        return {"w": params, "same": params}
+
+    def aggregate(self, task, server, up, info, t, key):
+        params = super().aggregate(task, server, up, info, t, key)["w"]
+        return {"w": params, "same": params}
+
+
+def test_two_names_for_one_tensor_are_two_tensors_in_a_checkpoint(tmp_path):
+    task = make_task(RAGGED)
+    first, second = (Rounds(Twice(), task, 0) for _ in range(2))
+    first.advance()
+    Checkpoints(tmp_path).save(first)
+    Checkpoints(tmp_path).restore(second)
+    assert everything(second) == everything(first)
 
 
 @pytest.mark.parametrize("store", ["memory", "disk"])

@@ -74,20 +74,21 @@ class Schedule:
         start, count, epoch, j = self.locate(clients[None, :], k[:, None])
         cut = _cut(count, self.batch, self.group)
         device = task.data.device
-        # one transfer for the five integer tables
-        table = torch.from_numpy(np.stack([start, count, epoch, j, np.broadcast_to(cut, start.shape)])).to(device)
-        starts, counts, epochs, js, cuts = table.unbind(0)
+        # padding is the client's own first sample, so that what one client's data holds reaches no other; one transfer
+        first = np.broadcast_to(np.minimum(self.offset[clients], len(self.order) - 1), start.shape)
+        table = torch.from_numpy(np.stack([start, count, epoch, j, cut, first])).to(device)
+        starts, counts, epochs, js, cuts, firsts = table.unbind(0)
         b = torch.arange(self.batch, device=device)
         if self.group == 1:
             inside = b.expand(*starts.shape, self.batch)
             valid = inside < counts[..., None]
-            rows = starts[..., None] + inside
+            rows = torch.where(valid, starts[..., None] + inside, firsts[..., None])
         else:
             piece = torch.arange(self.group, device=device)[:, None] * cuts[..., None, None]
             inside = piece + b
             valid = (b < cuts[..., None, None]) & (inside < counts[..., None, None])
-            rows = starts[..., None, None] + inside
-        rows = self.order[torch.where(valid, rows, 0)]
+            rows = torch.where(valid, starts[..., None, None] + inside, firsts[..., None, None])
+        rows = self.order[rows]
         epochs = epochs + self.first_epoch
         per_epoch = torch.from_numpy(self.per_epoch[clients]).to(device)
         steps = torch.from_numpy(k).to(device)[:, None] + self.first_epoch * per_epoch

@@ -193,7 +193,8 @@ class Stacked:
             prefix = int(np.flatnonzero(sizes > low)[-1]) + 1
             at = low + np.arange(width)
             valid = at < sizes[:prefix, None]
-            rows = lists.flat[torch.from_numpy(np.where(valid, starts[:prefix, None] + at, 0)).to(data.device)]
+            own = np.minimum(starts[:prefix, None], len(lists.flat) - 1)  # padding stays within a client's samples
+            rows = lists.flat[torch.from_numpy(np.where(valid, own + at, own)).to(data.device)]
             mask = torch.from_numpy(valid).to(data.device, self.task.dtype)
             total[:prefix] += vmap(one)(take(models, slice(prefix)), data.prepare(data.x[rows]), data.y[rows], mask)
         return total
@@ -208,11 +209,11 @@ class Stacked:
             logits = self.task.predict(slot, data.prepare(data.x[some])).logits
             everyone = torch.ones(len(some), dtype=self.task.dtype, device=data.device)
             found.append(self.task.score(logits, data.y[some], everyone))
-        sums = torch.zeros(1, 3, dtype=torch.float64)
-        if found:
-            sums = torch.cat([sums, torch.cumsum(torch.cat(found).double().cpu(), 0)])
-        ends = torch.from_numpy(np.cumsum(lists.sizes[cohort.ids]))
-        return (sums[ends] - sums[ends - torch.from_numpy(lists.sizes[cohort.ids])]).to(data.device, self.task.dtype)
+        if not found:
+            return torch.zeros(len(cohort), 3, dtype=self.task.dtype, device=data.device)
+        lengths = torch.from_numpy(lists.sizes[cohort.ids])
+        sums = torch.segment_reduce(torch.cat(found).double().cpu(), "sum", lengths=lengths, initial=0)
+        return sums.to(data.device, self.task.dtype)
 
 
 def _solid(tree: Tree) -> Tree:

@@ -48,7 +48,7 @@ from fedloom.runs.files import (
     write_table,
     write_tensors,
     write_text,
-)  # fmt: skip
+)
 from fedloom.runs.records import Records
 from fedloom.runs.trees import named, nested
 
