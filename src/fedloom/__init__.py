@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedloom.core.federation import Federation, Ragged
     from fedloom.core.settings import setting
     from fedloom.core.task import Task
+    from fedloom.deviation import deviations
     from fedloom.experiment import Result, load, run
 
 __version__ = "0.1.0"
@@ -21,12 +22,13 @@ _HOMES = {
     "fedloom.core.settings": ("setting",),
     "fedloom.core.task": ("Task",),
     "fedloom.comparison": ("Comparison", "compare"),
+    "fedloom.deviation": ("deviations",),
     "fedloom.experiment": ("Result", "load", "run"),
 }
 
 __all__ = [
     "Algorithm", "Batch", "Comparison", "Draw", "Federation", "Info", "Phase", "Ragged", "Result", "Slot", "Task",
-    "UserError", "compare", "load", "run", "setting",
+    "UserError", "compare", "deviations", "load", "run", "setting",
 ]  # fmt: skip
 
 

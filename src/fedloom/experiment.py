@@ -282,20 +282,29 @@ def _advance(
         records = directory.begin(rounds) if directory else Records()
         if on_round is not None:
             on_round(rounds.t, s.rounds, records.rounds[-1] if records.rounds else None)
-        while rounds.t < s.rounds:
+        while not _ended(config, rounds, records):
             now = (rounds.t + 1) % s.eval_every == 0 or rounds.t + 1 == s.rounds
             row = records.add(rounds.advance(evaluate=now))
+            if row is not None and (rest := config.algorithm.equilibrium(records.rounds)) is not None:
+                row["equilibrium"] = rest
             if on_round is not None:
                 on_round(rounds.t, s.rounds, row)
             if directory is not None and wish is not None:
-                directory.keep_round(rounds, records, at_once=wish.asked or rounds.t == s.rounds)
-                if wish.asked and rounds.t < s.rounds:
+                ended = _ended(config, rounds, records)
+                directory.keep_round(rounds, records, at_once=wish.asked or ended)
+                if wish.asked and not ended:
                     raise Stopped(directory.path, rounds.t, s.rounds)
         result = _result(describe(config), rounds.plan.record(), partition, records)
         if directory is None:
             return dataclasses.replace(result, state=(rounds.server, rounds.store.everyone()["own"]))
         directory.finish(rounds, result.summary())
         return dataclasses.replace(result, folder=directory.path)
+
+
+def _ended(config: Config, rounds: Rounds, records: Records) -> bool:
+    if getattr(config.algorithm, "stop_at_equilibrium", False) and records.rounds:
+        return rounds.t == config.settings.rounds or bool(records.rounds[-1]["equilibrium"])
+    return rounds.t == config.settings.rounds
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def test_a_single_layer_has_nothing_to_share():
 @pytest.mark.parametrize("name", [n for n in methods() if n not in ("fedavg", "local")])
 def test_with_its_defaults_no_method_is_fedavg_or_local(name):
     """Models that every client would use, after two rounds: predictions of all views on all samples."""
-    task = make_task(RAGGED, lr=0.1)
+    task = make_task(RAGGED, lr=0.1, data={"server": 20})
     alg = method(name)
 
     def views(alg):
@@ -205,8 +205,9 @@ def test_traffic_is_what_the_specification_lists():
         "scaffold": (2 * (body + head), 2 * (body + head)),
         "fedper": (body, body),
         "fedrep": (body, body),
+        "page": (body + head, body + head),
     }
-    task = make_task(RAGGED)
+    task = make_task(RAGGED, data={"server": 20})
     for name, (down, up) in expected.items():
         done = play(method(name), task, rounds=1)[1][0]
         assert (done.bytes_down, done.bytes_up) == (m * down, m * up), name

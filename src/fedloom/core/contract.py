@@ -169,6 +169,11 @@ class Algorithm:
         """The same of the server, after aggregation: scalars, or a row per client of the cohort."""
         return {}
 
+    def equilibrium(self, rounds: list[dict[str, Any]]) -> bool | None:
+        """Has a game between server and clients come to rest, by the records up to this evaluated round? None for
+        methods that play none. A method with a setting `stop_at_equilibrium` ends there if it is true."""
+        return None
+
     def model(self, task: Task, work: Tree, down: Tree, info: Info) -> Any:
         """What is evaluated: a Slot, or anything that `logits` understands."""
         raise NotImplementedError
@@ -178,6 +183,10 @@ class Algorithm:
 
     def global_model(self, task: Task, server: Tree) -> Params | None:
         return None
+
+    def server_test(self, task: Task) -> Tensor | None:
+        """Which of the server's samples test the global model: those that the method does not use for anything else."""
+        return task.data.server
 
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", "fedloom.algorithms")

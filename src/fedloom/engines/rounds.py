@@ -210,11 +210,11 @@ class Rounds:
         return found
 
     def _score_server(self, params: Tree | None) -> np.ndarray | None:
-        data = self.task.data
-        if params is None or data.server is None:
+        rows = self.alg.server_test(self.task)
+        if params is None or rows is None:
             return None
         slot = global_slot(self.alg, self.task, params, self.server_stats)
-        found = score_client(self.task, lambda x: self.task.predict(slot, x).logits, data.server)
+        found = score_client(self.task, lambda x: self.task.predict(slot, x).logits, rows)
         return found.double().cpu().numpy()
 
 

@@ -1,0 +1,176 @@
+"""PAGE: agents learn to balance personal and global models; a client's chooses its learning rate eta_i and its epochs
+alpha_i, the server's the weights p_i of the average.
+
+Chen, Wang, Hu, Yan, Zhou, Lin. PAGE: Equilibrate Personalization and Generalization in Federated Learning. WWW 2024.
+The server's default reward is that of the authors' code, 1 / F_CS(W(t+1)), not the paper's 1 / sum_i p_i f_i
+(`server_reward=weighted_local`). D_CS is signal and test set at once, unless `dcs_holdout` divides it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from fedloom.algorithms.parts.server_data import accuracies, mean_loss
+from fedloom.algorithms.parts.tuned import Tuned
+from fedloom.core.errors import UserError
+from fedloom.core.keys import fold, rng, stream
+from fedloom.core.settings import setting
+from fedloom.core.tree import leaves, mean, tree_map, where
+
+
+@dataclass(frozen=True)
+class PAGE(Tuned):
+    name = "page"
+    source = "Chen et al., WWW"
+    paper = "PAGE: Equilibrate Personalization and Generalization in Federated Learning"
+    year = 2024
+    shared = "model W"
+    private = "agent that chooses eta_i and alpha_i"
+    partial = False
+    needs_server_data = True
+    pre_is_global = True
+
+    tune_p: bool = setting(True, "the server's agent chooses p_i; otherwise 1/N")
+    tune_eta: bool = setting(True, "the clients' agents choose eta_i; otherwise lr_max")
+    tune_alpha: bool = setting(True, "the clients' agents choose alpha_i; otherwise ep_max")
+    c_w: float = setting(1.0, "weight of the clients' rewards", low=0)
+    s_w: float = setting(1.0, "weight of the server's reward", low=0)
+    R_max: float = setting(100.0, "largest reward before its weight", above=0)
+    noise_decisions: int = setting(500, "decisions after which the noise on clients' actions has gone", low=1)
+    p_map: Literal["shift", "softmax"] = setting("shift", "from the server's action to p_i")
+    client_signal: Literal["train", "test"] = setting("train", "samples behind state and reward; test: authors' code")
+    server_reward: Literal["global", "weighted_local"] = setting("global", "1/F_CS(W), or the paper's 1/sum p_i f_i")
+    dcs_holdout: float = setting(0.0, "share of D_CS that only tests and is kept from the agent", low=0, high=0.9)
+    patience: int = setting(50, "rounds without a rise that make an equilibrium", low=1)
+    stop_at_equilibrium: bool = setting(False, "end the run there")
+
+    def check(self, task):
+        super().check(task)
+        if self.dcs_holdout and len(task.data.server) < 2:
+            raise UserError("dcs_holdout divides the server's samples, but there is only one; set dcs_holdout=0.")
+        if self.client_signal == "test" and not task.data.splits["test"].sizes.all():
+            raise UserError("client_signal=test needs test samples at every client; use client_signal=train.")
+
+    def reward(self, weight, loss, valid):
+        """Steps 6 and 11; what has diverged earns nothing."""
+        r = weight * (1 / (loss + 1e-5)).clamp(max=self.R_max)
+        return torch.where(valid & torch.isfinite(loss), r, 0)
+
+    # -- the client ---------------------------------------------------------------------------------------------
+
+    @property
+    def client_agents(self) -> bool:
+        return self.tune_eta or self.tune_alpha
+
+    def client_agent(self, task):
+        return self.agent(task, states=1, actions=2, fade=self.noise_decisions)
+
+    def init_client(self, task, key, key_i):
+        payoff = {"U": torch.zeros((), dtype=task.dtype, device=key_i.device)}
+        if not self.client_agents:
+            return payoff
+        return {**payoff, "agent": self.client_agent(task).init(fold(key_i, stream("ddpg")), task.dtype)}
+
+    def phases(self, task):
+        look = self.looking(task, self.client_signal)
+        return [look, self.training(self.decide), look] if self.client_agents else [self.training(None), look]
+
+    def decide(self, task, work, down, info):
+        s = work["seen"][:1] / work["seen"][2].clamp(min=1)  # step 2: accuracy of W(t)
+        key = fold(info.key, stream("ddpg"))
+        agent, a = self.client_agent(task).decide(work["agent"], s, info.t, key, info.first)  # steps 3 and 4
+        eta, alpha = self.decoded(a)
+        chosen = {"eta": eta} if self.tune_eta else {}
+        chosen |= {"alpha": alpha} if self.tune_alpha else {}
+        return {**work, "agent": agent, "seen": torch.zeros_like(work["seen"]), **chosen}  # step 5 follows
+
+    def outcome(self, work, info):
+        """Step 6: f_i of the trained model, its reward, and the discounted sum of rewards so far (Eq. 7)."""
+        valid = torch.stack([torch.isfinite(v).all() for v in leaves(work["w"].params)]).all()
+        f = work["seen"][1] / work["seen"][2].clamp(min=1)
+        r = self.reward(self.c_w, f, valid)
+        return f, r, work["U"] + self.gamma ** info.t.to(r.dtype) * r
+
+    def finish(self, task, work, down, own, info):
+        f, r, payoff = self.outcome(work, info)
+        kept, up = {"U": payoff}, {"w": work["w"].params}
+        if self.client_agents:
+            kept["agent"] = self.client_agent(task).rewarded(work["agent"], r)
+        return kept, {**up, "f": f} if self.server_reward == "weighted_local" else up
+
+    def report(self, task, work, down, info):
+        _, r, payoff = self.outcome(work, info)
+        state = {"state": work["agent"]["last"]["s"][0]} if self.client_agents else {}
+        return {"reward": r, "U": payoff, "eta": work["eta"], "alpha": work["alpha"], **state}
+
+    # -- the server ---------------------------------------------------------------------------------------------
+
+    def server_agent(self, task):
+        return self.agent(task, states=task.clients, actions=task.clients, noise=0.0)
+
+    def init_server(self, task, key):
+        zeros = torch.zeros(task.clients, dtype=task.dtype, device=task.data.device)
+        server = {"w": task.init(key), "s": zeros, "p": zeros, "r": zeros[0], "U": zeros[0]}
+        if self.tune_p:
+            draw = torch.tensor(fold(key, stream("ddpg")), device=zeros.device)
+            server["agent"] = self.server_agent(task).init(draw, task.dtype)
+        return server
+
+    def aggregate(self, task, server, up, info, t, key):
+        signal, _ = self.server_data(task)
+        valid = torch.stack([torch.isfinite(v).reshape(len(v), -1).all(1) for v in leaves(up["w"])]).all(0)
+        acc = torch.where(valid, accuracies(task, up["w"], signal), 0)
+        s = server["s"].index_copy(0, info.id, acc)  # step 7; who did not reply keeps its entry
+        agent, p = {}, torch.ones_like(acc)
+        if self.tune_p:
+            draw, now = torch.tensor(fold(key, stream("ddpg"), task.clients, t), device=s.device), info.t[0]
+            agent, u = self.server_agent(task).decide(server["agent"], s, now, draw, now == 0)  # steps 8 and 9
+            p = self.weights(u)[info.id]
+        p = torch.where(valid, p, 0)
+        p = p / p.sum().clamp(min=1e-30)
+        models = tree_map(lambda v: torch.where(valid.view(-1, *[1] * (v.dim() - 1)), v, 0), up["w"])
+        w = where(valid.any(), mean(models, p), server["w"])  # step 10
+        loss = mean_loss(task, w, signal)
+        if self.server_reward == "weighted_local":
+            loss = torch.where(valid, p * up["f"], 0).sum()
+        r = self.reward(self.s_w, loss, valid.any())  # step 11
+        new = {
+            "w": w,
+            "s": s,
+            "p": torch.zeros_like(s).index_copy(0, info.id, p),
+            "r": r,
+            "U": server["U"] + self.gamma**t * r,  # Eq. 6
+        }
+        return {**new, "agent": self.server_agent(task).rewarded(agent, r)} if self.tune_p else new
+
+    def weights(self, u):
+        """Step 9: p_i from an action in [-1, 1]^N."""
+        return torch.softmax(u, 0) if self.p_map == "softmax" else (u + 1 + 1e-8) / (u + 1 + 1e-8).sum()
+
+    def server_data(self, task):
+        """D_CS as the agent's signal and as test set: all of it for both, or a part for each."""
+        rows = task.data.server
+        if not self.dcs_holdout:
+            return rows, rows
+        order = torch.from_numpy(rng("partition", 0, stream("dcs")).permutation(len(rows))).to(rows.device)
+        cut = min(max(1, round(self.dcs_holdout * len(rows))), len(rows) - 1)
+        return rows[order[cut:]], rows[order[:cut]]
+
+    def server_test(self, task):
+        return self.server_data(task)[1]
+
+    def report_server(self, task, server, info):
+        return {"p": server["p"][info.id], "reward_CS": server["r"], "U_CS": server["U"]}
+
+    def equilibrium(self, rounds):
+        """Have the means over 10 rounds of both models' accuracy risen by less than 0.1 points in `patience` rounds?"""
+
+        def trailing(metric, end):
+            past = [row for row in rounds if row["round"] <= end]
+            return np.mean([row[metric] for row in past if row["round"] > past[-1]["round"] - 10] or [-np.inf])
+
+        now = rounds[-1]["round"]
+        rises = [trailing(m, now) - trailing(m, now - self.patience) for m in ("acc_global", "post_acc_mean")]
+        return bool(max(rises) < 0.1)

@@ -1,0 +1,172 @@
+"""DDPG: an agent that learns, from remembered transitions, a policy for continuous actions in [-1, 1].
+
+Lillicrap, Hunt, Pritzel, Heess, Erez, Tassa, Silver, Wierstra. Continuous Control with Deep Reinforcement Learning.
+ICLR 2016. Networks, their initial values and the noise are PAGE's.
+
+Every function is written for ONE agent, from state to state: plain for a server, under `vmap` for all clients together.
+What depends on the round is computed on both sides of the condition and chosen by `where`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.core.autodiff import grad
+from fedloom.core.keys import bits, fold, normal, uniform
+from fedloom.core.tree import Tree, take, tree_map, where, zeros_like
+
+HIDDEN = (40, 30)
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
+LAST = torch.iinfo(torch.int64).max  # sorts behind everything
+
+
+@dataclass(frozen=True)
+class DDPG:
+    states: int  # d_s
+    actions: int  # d_a
+    capacity: int  # transitions that are remembered
+    critic_lr: float
+    actor_lr: float
+    tau: float  # share of the new networks that the targets take over
+    gamma: float = 0.99  # discount
+    batch: int = 32  # transitions in an update
+    t_warm: int = 35  # up to this round actions are random and nothing is learnt
+    noise: float = 1.0  # scale of the exploration noise at the first decision
+    fade: int | None = 500  # decisions after which the noise has gone; none: it stays
+    ou_theta: float = 0.15
+    ou_sigma: float = 0.2
+    ou_dt: float = 0.01
+
+    def init(self, key: Tensor, dtype: torch.dtype) -> Tree:
+        (h1, h2), d_s, d_a = HIDDEN, self.states, self.actions
+        nets = {
+            "actor": _network(fold(key, 0), ((d_s, h1), (h1, h2), (h2, d_a)), dtype),
+            "critic": _network(fold(key, 1), ((d_s, h1), (h1 + d_a, h2), (h2, 1)), dtype),
+        }
+        zero = torch.zeros((), dtype=dtype, device=key.device)
+        count = torch.zeros((), dtype=torch.int64, device=key.device)
+        last = {"s": zero.expand(d_s), "a": zero.expand(d_a), "r": zero}  # the last decision and what it brought
+        agent = {
+            "nets": nets,
+            "targets": nets,
+            "adam": {name: {"m": zeros_like(net), "v": zeros_like(net)} for name, net in nets.items()},
+            "updates": count,
+            "replay": tree_map(lambda v: v.expand(self.capacity, *v.shape), {**last, "next": last["s"]}),
+            "stored": count,
+            "noise": last["a"],
+            "decisions": count,
+            "last": last,
+        }
+        return tree_map(torch.clone, agent)
+
+    def decide(self, agent: Tree, s: Tensor, t: Tensor, key: Tensor, first: Tensor) -> tuple[Tree, Tensor]:
+        """A round of the agent: remember what the last decision led to, learn, act on the new state. The reward of this
+        decision is told afterwards (`rewarded`)."""
+        agent = self.remember(agent, s, ~first)
+        agent = self.update(agent, fold(key, 0), t > self.t_warm)
+        return self.act(agent, s, fold(key, 1), t <= self.t_warm)
+
+    def remember(self, agent: Tree, s: Tensor, wanted: Tensor) -> Tree:
+        """Store (last state, last action, its reward, s), over the oldest transition once the buffer is full."""
+        slot = torch.arange(self.capacity, device=s.device)
+        here = (slot == agent["stored"] % self.capacity) & wanted
+
+        def put(old: Tensor, new: Tensor) -> Tensor:
+            return torch.where(here.view(-1, *[1] * new.dim()), new, old)
+
+        replay = tree_map(put, agent["replay"], {**agent["last"], "next": s})
+        return {**agent, "replay": replay, "stored": agent["stored"] + wanted}
+
+    def sample(self, agent: Tree, key: Tensor) -> Tensor:
+        """Slots of a batch of transitions, uniformly and without replacement."""
+        slot = torch.arange(self.capacity, device=key.device)
+        order = torch.where(slot < agent["stored"], bits(key, slot), LAST)
+        return torch.argsort(order, stable=True)[: self.batch]
+
+    def update(self, agent: Tree, key: Tensor, wanted: Tensor) -> Tree:
+        """One step of the critic, of the actor and of the targets, if there are enough transitions for a batch."""
+        if self.capacity < self.batch:
+            return agent
+        t = take(agent["replay"], self.sample(agent, key))
+        nets, old, adam, k = agent["nets"], agent["targets"], agent["adam"], agent["updates"] + 1
+        y = t["r"] + self.gamma * value(old["critic"], t["next"], policy(old["actor"], t["next"]))
+
+        def error(net: Tree) -> tuple[Tensor, Tree]:
+            return ((value(net, t["s"], t["a"]) - y) ** 2).mean(), {}
+
+        critic, critic_adam = _adam(nets["critic"], grad(error, nets["critic"])[0], adam["critic"], k, self.critic_lr)
+
+        def loss(net: Tree) -> tuple[Tensor, Tree]:
+            return -value(critic, t["s"], policy(net, t["s"])).mean(), {}
+
+        actor, actor_adam = _adam(nets["actor"], grad(loss, nets["actor"])[0], adam["actor"], k, self.actor_lr)
+        nets = {"actor": actor, "critic": critic}
+        new = {
+            "nets": nets,
+            "targets": tree_map(lambda theta, slow: self.tau * theta + (1 - self.tau) * slow, nets, old),
+            "adam": {"actor": actor_adam, "critic": critic_adam},
+            "updates": k,
+        }
+        ready = wanted & (agent["stored"] >= self.batch)
+        return {**agent, **where(ready, new, {name: agent[name] for name in new})}
+
+    def act(self, agent: Tree, s: Tensor, key: Tensor, random: Tensor) -> tuple[Tree, Tensor]:
+        """An action at random, or the policy's with Ornstein-Uhlenbeck noise, which moves on with every decision."""
+        old = agent["noise"]
+        drawn = 2 * uniform(fold(key, 0), (self.actions,), s.dtype) - 1
+        chosen = policy(agent["nets"]["actor"], s)
+        if self.noise:
+            step = self.ou_sigma * math.sqrt(self.ou_dt) * normal(fold(key, 1), (self.actions,), s.dtype)
+            x = old - self.ou_theta * self.ou_dt * old + step  # mu = 0
+            left = 1.0 if self.fade is None else (1 - agent["decisions"].to(s.dtype) / self.fade).clamp(min=0)
+            chosen = (chosen + self.noise * left * x).clamp(-1, 1)
+            agent = {**agent, "noise": torch.where(random, old, x)}
+        a = torch.where(random, drawn, chosen)
+        last = {"s": s, "a": a, "r": torch.zeros_like(agent["last"]["r"])}
+        return {**agent, "decisions": agent["decisions"] + ~random, "last": last}, a
+
+    def rewarded(self, agent: Tree, r: Tensor) -> Tree:
+        """The reward of the last decision."""
+        return {**agent, "last": {**agent["last"], "r": r}}
+
+
+def policy(actor: Tree, s: Tensor) -> Tensor:
+    one, two, three = actor
+    return torch.tanh(F.linear(F.relu(F.linear(F.relu(F.linear(s, *one)), *two)), *three))
+
+
+def value(critic: Tree, s: Tensor, a: Tensor) -> Tensor:
+    """Q(s, a); the action joins behind the first layer."""
+    one, two, three = critic
+    h = torch.cat([F.relu(F.linear(s, *one)), a], -1)
+    return F.linear(F.relu(F.linear(h, *two)), *three).squeeze(-1)
+
+
+def _network(key: Tensor, sizes: tuple[tuple[int, int], ...], dtype: torch.dtype) -> Tree:
+    """Layers (weight, bias): weights within 1/sqrt(outputs), those of the last layer within 0.003; biases as PyTorch
+    draws them, within 1/sqrt(inputs)."""
+
+    def within(limit: float, key: Tensor, *shape: int) -> Tensor:
+        return limit * (2 * uniform(key, shape, dtype) - 1)
+
+    layers = []
+    for j, (inputs, outputs) in enumerate(sizes):
+        limit = 0.003 if j == len(sizes) - 1 else 1 / math.sqrt(outputs)
+        weight = within(limit, fold(key, 2 * j), outputs, inputs)
+        layers.append((weight, within(1 / math.sqrt(inputs), fold(key, 2 * j + 1), outputs)))
+    return tuple(layers)
+
+
+def _adam(net: Tree, g: Tree, state: Tree, k: Tensor, lr: float) -> tuple[Tree, Tree]:
+    """Step k (from 1 on) of Adam."""
+    m = tree_map(lambda m, g: BETA1 * m + (1 - BETA1) * g, state["m"], g)
+    v = tree_map(lambda v, g: BETA2 * v + (1 - BETA2) * g * g, state["v"], g)
+    rise1, rise2 = (1 - beta ** k.double() for beta in (BETA1, BETA2))  # in float32, 0.999 ** 1 has lost 4 digits
+
+    def step(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
+        return p - lr * (m / rise1.to(p.dtype)) / (torch.sqrt(v / rise2.to(p.dtype)) + EPS)
+
+    return tree_map(step, net, m, v), {"m": m, "v": v}

@@ -1,0 +1,56 @@
+"""Models judged by the server on samples of its own, D_CS.
+
+Running statistics do not travel, so BatchNorm normalises by the samples at hand; there is no dropout without a key.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedloom.core.autodiff import vmap
+from fedloom.core.network import Params
+from fedloom.core.task import Task
+from fedloom.core.tree import Tree, leaves, take
+
+SAMPLES = 512  # at once
+ROWS = 1 << 12  # samples times models at once: memory must not grow with the number of clients
+
+
+def accuracies(task: Task, models: Tree, rows: Tensor) -> Tensor:
+    """Of each of some stacked models."""
+    count = len(leaves(models)[0])
+    right = torch.zeros(count, dtype=torch.int64, device=rows.device)
+    known = torch.zeros_like(right[0])
+
+    def one(w: Params, x: Tensor, y: Tensor) -> Tensor:
+        return (_logits(task, w, x).argmax(-1) == y).sum()  # of equals the first; padding (-1) is never guessed
+
+    for x, y in _samples(task, rows):
+        known = known + (y >= 0).sum()
+        some = max(1, ROWS // len(y))
+        for first in range(0, count, some):
+            here = slice(first, first + some)
+            right[here] += vmap(one, in_dims=(0, None, None))(take(models, here), x, y)
+    return right.to(task.dtype) / known
+
+
+def mean_loss(task: Task, w: Params, rows: Tensor) -> Tensor:
+    """Of one model."""
+    total = torch.zeros(3, dtype=task.dtype, device=rows.device)
+    for x, y in _samples(task, rows):
+        everyone = torch.ones(len(y), dtype=task.dtype, device=y.device)
+        total = total + task.score(_logits(task, w, x), y, everyone).sum(0)
+    return total[1] / total[2]
+
+
+def _logits(task: Task, w: Params, x: Tensor) -> Tensor:
+    return task.network.apply(w, task.network.buffers, x, train=True).logits
+
+
+def _samples(task: Task, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of samples, each a cross-section, whatever the order."""
+    pieces = -(-len(rows) // SAMPLES)
+    for j in range(pieces):
+        some = rows[j::pieces]
+        yield task.data.prepare(task.data.x[some]), task.data.y[some]

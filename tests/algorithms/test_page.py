@@ -1,0 +1,508 @@
+"""PAGE: its tables, its order of things against plain PyTorch, what is kept where, what diverges, what is refused."""
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import RAGGED, SmallNet, assert_same, make_federation, make_task, method, play
+from kills import SAME
+from sentences import user_error
+
+import fedloom
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.algorithms.page import PAGE
+from fedloom.algorithms.parts import server_data
+from fedloom.core.keys import root
+from fedloom.core.tree import leaves, size_bytes, take, tree_map, uniform_mean
+from fedloom.engines.plan import Plan
+from fedloom.engines.rounds import Rounds
+from fedloom.experiment import check
+from fedloom.runs.checkpoints import Checkpoints
+
+SIZES = (3, 17, 8, 11)
+STACKED = Plan("stacked", "eager", chunk=len(RAGGED))
+EAGER_AGENTS = {"t_warm": 1, "replay_batch": 2, "ep_max": 4}  # that learn and act from the third round on
+
+
+def page_task(sizes=SIZES, server=30, **settings):
+    return make_task(sizes, data={"server": server}, **{"rounds": 6, **settings})
+
+
+def own(run):
+    return run.store.everyone()["own"]
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# -- tables ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "eta", "alpha"), [((-1, -1), 0.01, 1), ((0, 0), 0.105, 11), ((1, 1), 0.2, 20), ((0.5, -0.5), 0.1525, 6)]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_decoding_an_action(a, eta, alpha, dtype):
+    """The ranges of CIFAR-100."""
+    found = method("page", lr_min=0.01, lr_max=0.2).decoded(torch.tensor(a, dtype=dtype))
+    assert (float(found[0]), int(found[1])) == (pytest.approx(eta), alpha)
+
+
+@pytest.mark.parametrize(
+    ("a", "eta", "alpha"), [((-1, -1), 0.01, 1), ((0, 0), 0.2, 20), ((1, 1), 0.2, 20), ((-0.875, -0.75), 0.0625, 12)]
+)
+def test_decoding_an_action_as_the_authors_code_does(a, eta, alpha):
+    """(a + 1) / 2 cut to [0.01, 0.2]; epochs are 100 times as much, rounded down: 12.5 gives 12."""
+    found = method("page", lr_min=0.01, lr_max=0.2, decode="clip").decoded(tensor(*a))
+    assert (float(found[0]), int(found[1])) == (pytest.approx(eta), alpha)
+
+
+def test_every_number_of_epochs_can_be_chosen_and_no_other():
+    a = torch.linspace(-1, 1, 2001, dtype=torch.float64)
+    alpha = torch.stack([method("page").decoded(torch.stack([v, v]))[1] for v in a])
+    assert alpha.unique().tolist() == list(range(1, 21))
+    assert (alpha.diff() >= 0).all()
+
+
+def test_weights_from_an_action():
+    torch.testing.assert_close(method("page").weights(tensor(0, 1, -1)), tensor(1 / 3, 2 / 3, 0), rtol=0, atol=1e-8)
+    nobody = method("page").weights(torch.full((4,), -1.0))  # in float32, all at the lower end
+    torch.testing.assert_close(nobody, torch.full((4,), 0.25))
+    soft = method("page", p_map="softmax").weights(tensor(0, 1, -1))
+    torch.testing.assert_close(soft, tensor(0.244728, 0.665241, 0.090031), rtol=0, atol=1e-6)
+
+
+def test_rewards():
+    """2 / (0.5 + 1e-5); the cap comes before the weight; what diverged earns nothing."""
+    alg, yes = method("page", R_max=50.0), torch.tensor(True)
+    assert float(alg.reward(2.0, tensor(0.5), yes)) == pytest.approx(2 / 0.50001)
+    assert float(alg.reward(2.0, tensor(0.0), yes)) == 100
+    assert float(alg.reward(2.0, tensor(0.5), ~yes)) == 0
+    for loss in (torch.inf, torch.nan):
+        assert float(alg.reward(2.0, tensor(loss), yes)) == 0
+
+
+def test_equilibrium_is_when_neither_mean_has_risen_by_a_tenth_of_a_point():
+    alg = method("page", patience=20)
+
+    def rests(global_, local, every=1):
+        last = every * len(global_)
+        rounds = range(every, last + 1, every)
+        return alg.equilibrium(
+            [{"round": t, "acc_global": g, "post_acc_mean": p} for t, g, p in zip(rounds, global_, local, strict=True)]
+        )
+
+    flat = [50.0] * 30
+    assert rests(flat, flat)
+    assert not rests(flat[:20], flat[:20])  # there is no round to compare with yet
+    assert rests(flat[:21], flat[:21])
+    assert rests([50 - t for t in range(30)], flat)
+    for rise, there in ((0.11, False), (0.09, True)):  # one of the two still rises
+        rising = [*[50.0] * 20, *[50 + rise] * 10]
+        assert rests(rising, flat) == rests(flat, rising) == there
+    early = [40.0] * 3 + [50.0] * 20  # the means of rounds 1..3 and 14..23
+    assert not rests(early, flat[:23])
+    assert rests(flat[:4], flat[:4], every=15)  # evaluated in rounds 15, 30, 45, 60
+    assert not rests([50, 50, 50, 51], flat[:4], every=15)
+
+
+def test_a_run_may_end_at_equilibrium_and_is_resumed_into_the_same_end(tmp_path):
+    def stop(done, total, row):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    task = {"dataset": "digits", "server_share": 0.1, "clients": 4, "plan": "stacked-eager", "checkpoint_every": 1}
+    frozen = {**task, "rounds": 9, "ep_max": 1, "patience": 3, "lr_min": 1e-9, "lr_max": 1e-9}  # nothing moves
+    settings = {**frozen, "stop_at_equilibrium": True}
+    result = fedloom.run("page", out=tmp_path / "whole", **settings)
+    assert [row["equilibrium"] for row in result.rounds] == [False, False, False, True]
+    with pytest.raises(KeyboardInterrupt):
+        fedloom.run("page", out=tmp_path / "again", on_round=stop, **settings)
+    fedloom.run("page", out=tmp_path / "again", resume=True, **settings)
+    for name in SAME:
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    to_the_end = fedloom.run("page", **{**frozen, "rounds": 6})
+    assert [row["equilibrium"] for row in to_the_end.rounds] == [False] * 3 + [True] * 3
+    assert "equilibrium" not in fedloom.run("fedavg", **{**task, "rounds": 1}).last()
+
+
+# -- a second implementation ----------------------------------------------------------------------------------------
+
+
+class Hand:
+    """Steps 1 to 11 in plain PyTorch, given what the agents chose."""
+
+    def __init__(self, task, seed, alg):
+        self.data, self.alg = task.data, alg
+        torch.manual_seed(root(seed, "init") & ((1 << 63) - 1))
+        self.w = SmallNet().double().state_dict()
+
+    def samples(self, rows):
+        return self.data.x[rows], self.data.y[rows]
+
+    def measure(self, state, rows):
+        net = SmallNet().double()
+        net.load_state_dict(state)
+        x, y = self.samples(rows)
+        logits = net(x).detach()
+        return float((logits.argmax(1) == y).double().mean()), float(F.cross_entropy(logits, y))
+
+    def fit(self, i, eta, alpha):
+        net = SmallNet().double()
+        net.load_state_dict(self.w)
+        opt = torch.optim.SGD(net.parameters(), lr=eta, momentum=0.5, weight_decay=0.01)
+        x, y = self.samples(self.data.splits["train"][i])
+        for _ in range(int(alpha)):
+            opt.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), self.alg.local_clip)
+            opt.step()
+        return {k: v.detach() for k, v in net.state_dict().items()}
+
+    def average(self, states, p):
+        self.w = {k: sum(w * s[k] for w, s in zip(p, states, strict=True)) for k in self.w}
+
+
+@pytest.mark.parametrize("reward", ["global", "weighted_local"])
+@pytest.mark.parametrize("signal", ["train", "test"])
+def test_a_round_is_the_paper_in_plain_pytorch(signal, reward):
+    """Batches are as large as the largest client, so the order of samples does not matter. Agents learn from the third
+    round on; what they chose is taken from the reports, everything that follows from it is computed again."""
+    alg = method(
+        "page", client_signal=signal, server_reward=reward, local_clip=0.3, c_w=2.0, s_w=3.0, R_max=1.5, **EAGER_AGENTS
+    )
+    task = page_task(batch_size=max(SIZES), momentum=0.5, weight_decay=0.01)
+    run, hand = Rounds(alg, task, 5, "reference"), Hand(task, 5, alg)
+    rows, d_cs = task.data.splits[signal], task.data.server
+
+    def paid(weight, loss):
+        return weight * min(1 / (loss + 1e-5), 1.5)
+
+    clients = range(len(SIZES))
+    payoff, server_payoff = np.zeros(len(SIZES)), 0.0
+    for t in range(6):
+        done = run.advance(evaluate=False)
+        found, server = done.reports, done.server_report
+        assert found["state"] == pytest.approx([hand.measure(hand.w, rows[i])[0] for i in clients])  # step 2
+        states = [hand.fit(i, found["eta"][i], found["alpha"][i]) for i in clients]  # step 5
+        f = [hand.measure(state, rows[i])[1] for i, state in enumerate(states)]
+        assert found["reward"] == pytest.approx([paid(2, v) for v in f], rel=1e-9)  # step 6
+        assert run.server["s"].tolist() == pytest.approx([hand.measure(s, d_cs)[0] for s in states])  # step 7
+        assert found["p"].sum() == pytest.approx(1)
+        hand.average(states, found["p"])  # step 10
+        _, loss = hand.measure(hand.w, d_cs)
+        loss = loss if reward == "global" else float(np.dot(found["p"], f))
+        assert server["reward_CS"] == pytest.approx(paid(3, loss), rel=1e-9)  # step 11
+        payoff += 0.99**t * found["reward"]
+        server_payoff += 0.99**t * server["reward_CS"]
+        assert found["U"] == pytest.approx(payoff)
+        assert server["U_CS"] == pytest.approx(server_payoff)
+    for name, v in hand.w.items():
+        torch.testing.assert_close(run.server["w"][name], v, rtol=1e-9, atol=1e-12)
+    assert own(run)["agent"]["updates"].tolist() == [4] * len(SIZES)
+    assert run.server["agent"]["updates"] == 4
+
+
+def test_agents_remember_the_transitions_of_the_specification():
+    """(s(t-1), a(t-1), r(t-1), s(t)): of a client what it reports, of the server its states and rewards."""
+    alg, task = method("page", **EAGER_AGENTS), page_task()
+    run = Rounds(alg, task, 1, plan=STACKED)
+    records, seen = [], []
+    for _ in range(5):
+        records.append(run.advance(evaluate=False))
+        seen.append(run.server["s"])
+    told = {name: np.stack([done.reports[name] for done in records]) for name in records[0].reports}
+    agents = own(run)["agent"]
+    assert agents["stored"].tolist() == [4] * len(SIZES)
+    for i in range(len(SIZES)):
+        replay = take(agents["replay"], i)
+        assert replay["s"][:4, 0].tolist() == pytest.approx(told["state"][:4, i])
+        assert replay["next"][:4, 0].tolist() == pytest.approx(told["state"][1:, i])
+        assert replay["r"][:4].tolist() == pytest.approx(told["reward"][:4, i])
+        for t in range(4):
+            eta, alpha = alg.decoded(replay["a"][t])
+            assert (float(eta), int(alpha)) == (pytest.approx(told["eta"][t, i]), told["alpha"][t, i])
+    replay = run.server["agent"]["replay"]
+    torch.testing.assert_close(replay["s"][:4], torch.stack(seen[:4]))
+    torch.testing.assert_close(replay["next"][:4], torch.stack(seen[1:]))
+    assert replay["r"][:4].tolist() == pytest.approx([done.server_report["reward_CS"] for done in records[:4]])
+    for t in range(4):
+        assert alg.weights(replay["a"][t]).tolist() == pytest.approx(told["p"][t])
+
+
+# -- invariants -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Uniform(FedAvg):
+    """FedAvg with equal weights."""
+
+    def aggregate(self, task, server, up, info, t, key):
+        return {"w": uniform_mean(up["w"])}
+
+
+def test_with_all_switches_off_it_is_fedavg_with_equal_weights():
+    alg = method("page", tune_p=False, tune_eta=False, tune_alpha=False, lr_max=0.07, ep_max=3)
+    mine, records = play(alg, page_task(RAGGED), STACKED)
+    other, expected = play(Uniform(), page_task(RAGGED, lr=0.07, epochs=3, clip=10.0), STACKED)
+    for name, v in other.server["w"].items():
+        torch.testing.assert_close(mine.server["w"][name], v, rtol=1e-12, atol=1e-12)
+    for a, b in zip(records, expected, strict=True):
+        for view in ("pre", "post", "global"):
+            np.testing.assert_allclose(a.scores[view]["test"], b.scores[view]["test"], rtol=1e-9)
+        np.testing.assert_allclose(a.reports["p"], 1 / len(RAGGED))
+
+
+@pytest.mark.parametrize(("p", "eta", "alpha"), list(itertools.product((True, False), repeat=3)))
+def test_there_are_the_agents_that_are_needed_and_no_others(p, eta, alpha):
+    """The seven variants of the ablation, and none of them; what is not tuned is 1/N, lr_max, ep_max."""
+    alg = method("page", tune_p=p, tune_eta=eta, tune_alpha=alpha, **EAGER_AGENTS)
+    run, records = play(alg, page_task(), STACKED, rounds=4)
+    assert ("agent" in run.server) == p
+    assert ("agent" in own(run)) == (eta or alpha)
+    if eta or alpha:
+        assert own(run)["agent"]["updates"].tolist() == [2] * len(SIZES)
+    tuned = {"p": p, "eta": eta, "alpha": alpha}
+    for name, fixed in (("p", 1 / len(SIZES)), ("eta", 0.1), ("alpha", 4)):
+        found = np.stack([done.reports[name] for done in records])
+        assert np.allclose(found, fixed) != tuned[name], name
+
+
+@pytest.mark.parametrize("p_map", ["shift", "softmax"])
+def test_weights_add_up_to_one_in_every_round(p_map):
+    _, records = play(method("page", p_map=p_map, **EAGER_AGENTS), page_task(RAGGED), STACKED, rounds=5)
+    for done in records:
+        assert done.reports["p"].sum() == pytest.approx(1, abs=1e-12)
+        assert (done.reports["p"] >= 0).all()
+
+
+@pytest.mark.parametrize(("reward", "extra"), [("global", 0), ("weighted_local", 8)])
+def test_agents_are_sent_nowhere(reward, extra):
+    """Down goes the model, up the model, and for the paper's reward one number in float64."""
+    run, records = play(method("page", server_reward=reward), page_task(), STACKED, rounds=1)
+    model = size_bytes(run.server["w"])
+    assert records[0].bytes_down == len(SIZES) * model
+    assert records[0].bytes_up == len(SIZES) * (model + extra)
+
+
+def test_a_memory_takes_no_more_room_than_a_run_needs():
+    task = page_task(rounds=6)
+    assert own(Rounds(method("page"), task, 0, plan=STACKED))["agent"]["replay"]["r"].shape == (len(SIZES), 6)
+    assert own(Rounds(method("page", replay=4), task, 0, plan=STACKED))["agent"]["replay"]["r"].shape == (len(SIZES), 4)
+
+
+def test_clients_start_with_agents_of_their_own():
+    agents = own(Rounds(method("page"), page_task(), 0, plan=STACKED))["agent"]
+    first = agents["nets"]["actor"][0][0]
+    assert len({tuple(v.flatten().tolist()) for v in first}) == len(SIZES)
+
+
+# -- engines --------------------------------------------------------------------------------------------------------
+
+VARIANTS = [
+    {},
+    {"decode": "clip", "lr_max": 0.6, "p_map": "softmax", "server_reward": "weighted_local", "dcs_holdout": 0.5},
+    {"client_signal": "test", "tune_p": False, "local_clip": None},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: ",".join(v) or "default")
+@pytest.mark.parametrize("replay", ["eager", "traced"])
+def test_agents_that_learn_do_the_same_stacked_and_one_by_one(variant, replay):
+    """Clients of one to sixty samples; the memory of four wraps around."""
+    alg = method("page", **{**EAGER_AGENTS, "replay": 4, **variant})
+    run = assert_same(alg, page_task(RAGGED[:6], rounds=7), Plan("stacked", replay, chunk=4), 1e-9, rounds=7)
+    assert own(run)["agent"]["updates"].tolist() == [5] * 6
+    assert own(run)["agent"]["stored"].tolist() == [6] * 6
+
+
+def test_agents_that_learn_go_on_from_a_checkpoint_to_the_bit(tmp_path):
+    alg, task = method("page", **EAGER_AGENTS), page_task()
+    whole, first, second = (Rounds(alg, task, 3, plan=STACKED) for _ in range(3))
+    for _ in range(4):
+        whole.advance()
+        first.advance()
+    Checkpoints(tmp_path).save(first)
+    Checkpoints(tmp_path).restore(second)
+    for _ in range(2):
+        a, b = whole.advance(), second.advance()
+    for x, y in zip(leaves((whole.server, own(whole))), leaves((second.server, own(second))), strict=True):
+        assert torch.equal(x, y)
+    assert a.server_report == b.server_report
+    assert all((a.reports[name] == b.reports[name]).all() for name in a.reports)
+
+
+def test_what_is_reported_reaches_the_records():
+    result = fedloom.run("page", "synthetic", clients=4, rounds=2, ep_max=2, plan="stacked-eager")
+    *clients, server = result.reports.to_pylist()[:5]
+    assert all(row[name] is not None for row in clients for name in ("reward", "U", "eta", "alpha", "state", "p"))
+    assert sum(row["p"] for row in clients) == pytest.approx(1, abs=1e-6)
+    assert server["client"] == -1
+    assert server["reward_CS"] > 0
+    assert server["U_CS"] == pytest.approx(server["reward_CS"])
+
+
+# -- the server's data ----------------------------------------------------------------------------------------------
+
+
+def test_dcs_holdout_divides_what_steers_from_what_tests():
+    alg, task = method("page", dcs_holdout=0.4), page_task(server=30)
+    signal, test = alg.server_data(task)
+    assert (len(signal), len(test)) == (18, 12)
+    assert sorted([*signal.tolist(), *test.tolist()]) == task.data.server.tolist()
+    run, records = play(alg, task, STACKED, rounds=2)
+    hand = Hand(task, 7, alg)
+    acc, _ = hand.measure(run.server["w"], test)
+    _, loss = hand.measure(run.server["w"], signal)
+    right, _, n = records[-1].server
+    assert (right / n, n) == (pytest.approx(acc), 12)
+    assert records[-1].server_report["reward_CS"] == pytest.approx(1 / (loss + 1e-5))
+    all_, same = method("page").server_data(task)
+    assert all_ is same is task.data.server
+
+
+def test_judging_in_blocks_gives_the_whole(monkeypatch):
+    task = page_task(server=30)
+    models = own(Rounds(method("local"), task, 0, plan=STACKED))["theta"]
+    models = {k: v * torch.arange(4).view(-1, *[1] * (v.dim() - 1)) for k, v in models.items()}  # the first ties
+    expected = [Hand(task, 0, None).measure(take(models, i), task.data.server) for i in range(4)]
+    for samples, rows in ((512, 4096), (7, 15), (30, 1)):
+        monkeypatch.setattr(server_data, "SAMPLES", samples)
+        monkeypatch.setattr(server_data, "ROWS", rows)
+        found = server_data.accuracies(task, models, task.data.server)
+        assert found.tolist() == pytest.approx([acc for acc, _ in expected])
+        for i, (_, loss) in enumerate(expected):
+            assert float(server_data.mean_loss(task, take(models, i), task.data.server)) == pytest.approx(loss)
+
+
+def test_batchnorm_is_judged_by_the_statistics_of_the_servers_samples():
+    task = page_task(server=30, norm=True)
+    net = SmallNet(norm=True).double()
+    w = task.init(0)
+    net.load_state_dict({**net.state_dict(), **w})
+    x, y = (v[task.data.server] for v in (task.data.x, task.data.y))
+    logits = net.train()(x).detach()
+    (acc,) = server_data.accuracies(task, tree_map(lambda v: v[None], w), task.data.server)
+    assert float(acc) == pytest.approx(float((logits.argmax(1) == y).double().mean()))
+    loss = server_data.mean_loss(task, w, task.data.server)
+    assert float(loss) == pytest.approx(float(F.cross_entropy(logits, y)))
+
+
+# -- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Diverging(PAGE):
+    """Some clients end up with a parameter that is no number."""
+
+    who: tuple[int, ...] = ()
+
+    def step(self, task, work, batch, down, info):
+        work = super().step(task, work, batch, down, info)
+        here = torch.stack([info.id == i for i in self.who]).any()
+        params = {**work["w"].params}
+        params["head.bias"] = torch.where(here, torch.nan, params["head.bias"])
+        return {**work, "w": work["w"]._replace(params=params)}
+
+
+@pytest.mark.parametrize("plan", [Plan("per-client"), STACKED], ids=lambda p: p.mode)
+@pytest.mark.parametrize("reward", ["global", "weighted_local"])
+def test_a_client_that_diverges_is_left_out(plan, reward):
+    run, records = play(Diverging(who=(1,), server_reward=reward, **EAGER_AGENTS), page_task(), plan, rounds=4)
+    for done in records:
+        p = done.reports["p"]
+        assert p[1] == done.reports["reward"][1] == 0
+        assert p.sum() == pytest.approx(1)
+        assert (np.delete(p, 1) > 0).all()
+        assert (np.delete(done.reports["reward"], 1) > 0).all()
+        assert done.server_report["reward_CS"] > 0
+    assert run.server["s"][1] == 0
+    assert all(torch.isfinite(v).all() for v in leaves((run.server, own(run))))
+
+
+def test_if_all_diverge_the_model_is_kept():
+    run, records = play(Diverging(who=(0, 1, 2, 3), **EAGER_AGENTS), page_task(), STACKED, rounds=3)
+    for name, v in run.task.init(run.key).items():
+        assert torch.equal(run.server["w"][name], v)
+    assert records[-1].reports["p"].tolist() == [0] * 4
+    assert records[-1].server_report["reward_CS"] == 0
+    assert all(torch.isfinite(v).all() for v in leaves((run.server, own(run))))
+
+
+def test_a_reply_that_is_missing_is_left_out_and_its_state_kept():
+    """In a federation; a simulation refuses partial participation."""
+    alg, task = method("page", **EAGER_AGENTS), page_task()
+    run = Rounds(alg, task, 0, plan=STACKED)
+    run.advance(evaluate=False)
+    before = run.server["s"].clone()
+    done = run.advance(evaluate=False, cohort=np.array([0, 1, 3]))
+    assert run.server["s"][2] == before[2]
+    assert run.server["p"][2] == 0
+    assert run.server["p"].sum() == pytest.approx(1)
+    assert done.reports["p"].tolist() == run.server["p"][[0, 1, 3]].tolist()
+    run.advance(evaluate=False)
+    assert own(run)["agent"]["stored"].tolist() == [2, 2, 1, 2]
+
+
+def test_what_does_not_fit_is_refused_before_training():
+    with user_error("page", "data at the server", "server_share"):
+        check(method("page"), make_task(SIZES))
+    with user_error("page", "all clients in every round", "participation=1"):
+        check(method("page"), page_task(participation=0.5))
+    with user_error("lr_min=0.2", "lr_max=0.1"):
+        check(method("page", lr_min=0.2), page_task())
+    with user_error("dcs_holdout", "only one"):
+        check(method("page", dcs_holdout=0.5), page_task(server=1))
+    data = make_federation((5, 5), server=5)
+    splits = {**data.splits, "test": type(data.splits["test"]).of([np.arange(0), np.arange(3)])}
+    with user_error("client_signal=test", "client_signal=train"):
+        check(method("page", client_signal="test"), make_task((), federation=dataclasses.replace(data, splits=splits)))
+    with user_error("page", "data at the server"):
+        fedloom.run("page", "digits", rounds=1)
+    check(method("page"), page_task())
+
+
+# -- deviations -----------------------------------------------------------------------------------------------------
+
+
+def test_deviations_repeat_the_next_round_with_one_action_shifted(tmp_path):
+    settings = {"clients": 3, "rounds": 5, "plan": "stacked-eager", "lr_min": 0.05, "R_max": 1e9, **EAGER_AGENTS}
+    folder = tmp_path / "run"
+    fedloom.run("page", "synthetic", out=folder, **settings)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    rows = fedloom.deviations(folder, size=0.2, tries=3).to_pylist()
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    on = fedloom.run("page", "synthetic", **{**settings, "rounds": 6, "replay": 5}).reports.to_pylist()
+    rewards = {row["client"]: row["reward"] if row["client"] >= 0 else row["reward_CS"] for row in on[-4:]}
+    assert [(r["client"], r["deviation"]) for r in rows] == [
+        *[(i, what) for what in ("eta+0.2", "eta-0.2", "alpha+0.2", "alpha-0.2") for i in range(3)],
+        *[(-1, f"p {j}") for j in (1, 2, 3)],
+    ]
+    for row in rows:  # without a deviation it is the round that a longer run would have had
+        assert row["reward"] == pytest.approx(rewards[row["client"]], rel=1e-6)
+        assert row["gain"] == row["deviating"] - row["reward"]
+    gains = np.array([row["gain"] for row in rows])
+    assert (gains[:6] != 0).all()
+    assert (gains[-3:] != 0).all()
+    assert (gains[3:6] < 0).all()  # a smaller step fits the training samples less well
+
+
+def test_deviations_need_a_finished_run_with_agents(tmp_path):
+    task = {"dataset": "synthetic", "clients": 3, "rounds": 1, "plan": "stacked-eager", "ep_max": 1}
+    off = {"tune_p": False, "tune_eta": False, "tune_alpha": False}
+    fedloom.run("fedavg", out=tmp_path / "other", **{k: v for k, v in task.items() if k != "ep_max"})
+    fedloom.run("page", out=tmp_path / "off", **task, **off)
+    with user_error("run of fedavg", "only page"):
+        fedloom.deviations(tmp_path / "other")
+    with user_error("No agent acts"):
+        fedloom.deviations(tmp_path / "off")
+    (tmp_path / "off" / "summary.json").unlink()
+    with user_error("is not finished"):
+        fedloom.deviations(tmp_path / "off")
+    with user_error("There is no run directory"):
+        fedloom.deviations(tmp_path / "nowhere")
