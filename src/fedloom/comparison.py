@@ -23,6 +23,7 @@ from fedloom.data.partitions import Partition
 from fedloom.data.pool import Dataset
 from fedloom.experiment import OnRound, Result, execute, make_data, make_task
 from fedloom.metrics.leaderboard import BASELINE, METRICS, Chosen, Scored, leaderboard
+from fedloom.metrics.scores import trend
 from fedloom.models.zoo import Model
 from fedloom.report.leaderboard import selected, to_csv, to_latex, to_markdown
 from fedloom.runs.directory import alone, check_empty, check_same, unused
@@ -254,10 +255,12 @@ def score(label: str, seed: int, result: Result) -> Scored:
         if f"{view}_val_acc_mean" in result.last():
             picks = {"validation": result.best_on_validation(view), **picks}
         views[view] = {name: _chosen(result, view, row) for name, row in picks.items()}
+    at = [row["round"] for row in result.rounds]
+    trends = {view: trend(at, [row[f"{view}_acc_mean"] for row in result.rounds]) for view in views}
     down, up = (float(np.mean([row[name] for row in result.rounds])) for name in ("bytes_down", "bytes_up"))
     train = float(np.median([row["train_seconds"] for row in result.timings]))
     evaluation = float(np.median([row["eval_seconds"] for row in result.timings if row["eval_seconds"]]))
-    return Scored(label, seed, views, down, up, train, evaluation)
+    return Scored(label, seed, views, trends, down, up, train, evaluation)
 
 
 def _chosen(result: Result, view: str, row: Mapping[str, Any]) -> Chosen:

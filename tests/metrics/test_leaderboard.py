@@ -17,10 +17,11 @@ def chosen(acc, t=1, clients=None, **metrics):
     return Chosen(t, values, ids, np.array(acc, dtype=float))
 
 
-def scored(label, seed, acc, last=None, views=None, costs=(0.0, 0.0, 0.0, 0.0), **how):
+def scored(label, seed, acc, last=None, views=None, costs=(0.0, 0.0, 0.0, 0.0), trend=0.0, **how):
     """A run with these accuracies in the selected round, and others in the last one where it says so."""
     pre = {"validation": chosen(acc, **how), "last": chosen(acc if last is None else last, **how)}
-    return Scored(label, seed, {"pre": pre, **(views or {})}, *costs)
+    views = {"pre": pre, **(views or {})}
+    return Scored(label, seed, views, dict.fromkeys(views, trend), *costs)
 
 
 def row(runs, method, model="pre", selection="validation"):
@@ -50,7 +51,7 @@ def test_one_seed_has_no_spread():
     found = row([scored("local", 5, [40, 60]), scored("fedavg", 5, [50, 70])], "fedavg")
     assert found["acc_mean"] == 60
     spreads = {name: value for name, value in found.items() if name.endswith("_std") and name != "client_acc_std"}
-    assert set(spreads) == {f"{name}_std" for name in (*METRICS, "gain", "harmed", "round")}
+    assert set(spreads) == {f"{name}_std" for name in (*METRICS, "gain", "harmed", "trend", "round")}
     assert set(spreads.values()) == {None}
 
 
@@ -179,6 +180,12 @@ def test_rounds_and_costs_are_averaged_over_seeds():
     found = row(runs, "fedavg")
     assert (found["round"], found["round_std"]) == (12, pytest.approx(math.sqrt(8)))
     assert [found[name] for name in ("bytes_down", "bytes_up", "train_seconds", "eval_seconds")] == [200, 15, 1.5, 1]
+
+
+def test_trends_are_averaged_over_seeds():
+    found = row([scored("fedavg", seed, [50], trend=t) for seed, t in enumerate((0.5, -0.1))], "fedavg")
+    assert found["trend"] == pytest.approx(0.2)
+    assert "trend" not in row([scored("fedavg", 0, [50], trend=NAN)], "fedavg")
 
 
 def test_without_runs_the_board_is_empty():

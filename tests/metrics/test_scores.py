@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedloom.metrics.scores import accuracies, convergence_round, summarize, trailing_mean
+from fedloom.metrics.scores import accuracies, convergence_round, summarize, trailing_mean, trend
 
 # correct, summed loss, samples
 THREE = np.array([[1.0, 4.0, 2.0], [9.0, 6.0, 10.0], [4.0, 2.0, 4.0]])
@@ -119,3 +119,12 @@ def test_convergence_is_the_first_round_whose_trailing_mean_is_within_a_tenth_of
 
 def test_a_convergence_tolerance_of_zero_asks_for_the_best_itself():
     assert convergence_round([10.0, 30.0, 20.0], tolerance=0.0) == 2  # trailing means 10, 20, 20
+
+
+def test_the_trend_is_the_last_twenty_rounds_less_the_twenty_before():
+    rounds = list(range(1, 51))
+    values = [0.0] * 10 + [50.0] * 20 + [51.0] * 20
+    assert trend(rounds, values) == pytest.approx(1)
+    assert trend([5, 10, 15, 20, 25, 30, 35, 40], [1.0] * 4 + [3.0] * 4) == pytest.approx(2)  # evaluated now and then
+    assert math.isnan(trend(rounds[:39], values[:39]))
+    assert math.isnan(trend([100], [50.0]))

@@ -15,7 +15,7 @@ COMMA = "ditto:lam=0.5,personal_epochs=2"  # has a comma, and an underscore
 def line(method, model="pre", selection="validation", **values):
     """A row as `fedloom.metrics.leaderboard` makes it, with a third of everything where nothing else is said."""
     row = {"method": method, "model": model, "selection": selection, "seeds": 2}
-    for name in (*METRICS, "gain", "harmed", "round"):
+    for name in (*METRICS, "gain", "harmed", "trend", "round"):
         row |= {name: 100 / 3, f"{name}_std": 1 / 3}
     row |= {"bytes_down": 1e6 / 3, "bytes_up": 2e6 / 3, "train_seconds": 1 / 3, "eval_seconds": 1 / 7}
     return {**row, **values}
@@ -176,6 +176,9 @@ def test_main_rows_are_those_selected_on_validation_with_the_last_mean_beside():
         ({"gain": 0.0}, "gain", "0.00"),
         ({"gain": -2.0, "gain_std": 0.0}, "gain", "-2.00 ± 0.00"),
         ({}, "gain", ""),
+        ({"trend": 0.3}, "trend", "+0.30"),
+        ({"trend": -0.31}, "trend", "-0.31*"),
+        ({}, "trend", ""),
     ],
 )
 def test_a_cell_has_two_digits_and_a_spread_where_there_is_one(row, column, text):
@@ -203,6 +206,11 @@ def test_a_cell_without_spread_has_none():
 )
 def test_size_is_three_digits_and_a_unit(count, text):
     assert size(count) == text
+
+
+def test_the_caption_explains_the_trend_where_there_is_one():
+    assert "too short" in caption(BOARD)
+    assert "too short" not in caption([{k: v for k, v in row.items() if k != "trend"} for row in BOARD])
 
 
 @pytest.mark.parametrize("count", [999.6, 999_700, 999_999_999, 2e12])

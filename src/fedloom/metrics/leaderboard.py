@@ -31,6 +31,7 @@ class Scored:
     label: str
     seed: int
     views: dict[str, dict[str, Chosen]]  # view (pre, post, global) -> selection (validation, last)
+    trends: dict[str, float]  # by view
     bytes_down: float  # per round
     bytes_up: float
     train_seconds: float
@@ -41,7 +42,8 @@ def leaderboard(runs: Sequence[Scored]) -> list[dict[str, Any]]:
     """A row per method, view and selection, the best mean first; `_std` is the spread over seeds (ddof 1).
 
     `gain` is the mean over clients of their accuracy less what the same client has with Local, `harmed` the share of
-    clients for whom it is less; both in percent, per seed, then averaged.
+    clients for whom it is less; both in percent, per seed, then averaged. `trend`, of runs that
+    are long enough, tells whether accuracy was still rising at the end.
     """
     alone = {run.seed: run.views["pre"] for run in runs if run.label == BASELINE}
     rows = []
@@ -65,6 +67,8 @@ def _row(
     if change:
         row |= _over_seeds("gain", [float(np.nanmean(c)) for c in change])
         row |= _over_seeds("harmed", [100 * float(np.mean(c[~np.isnan(c)] < 0)) for c in change])
+    if trends := [run.trends[view] for run in runs if not math.isnan(run.trends[view])]:
+        row |= _over_seeds("trend", trends)
     row |= _over_seeds("round", [float(one.round) for one in chosen])
     for cost in ("bytes_down", "bytes_up", "train_seconds", "eval_seconds"):
         row[cost] = float(np.mean([getattr(run, cost) for run in runs]))

@@ -46,3 +46,10 @@ def convergence_round(values: list[float], tolerance: float = 0.1) -> int:
     """The first round (1-based) whose trailing mean is within `tolerance` points of the best one."""
     smooth = trailing_mean(values)
     return int(np.argmax(smooth >= smooth.max() - tolerance)) + 1
+
+
+def trend(rounds: list[int], values: list[float], length: int = 20) -> float:
+    """How much higher the mean over the last `length` rounds is than that over as many before; NaN for short runs."""
+    at = np.array(rounds)[-1] - np.array(rounds)
+    late, early = np.array(values)[at < length], np.array(values)[(length <= at) & (at < 2 * length)]
+    return float(late.mean() - early.mean()) if rounds[-1] >= 2 * length and len(early) else math.nan

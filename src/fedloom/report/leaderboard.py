@@ -20,7 +20,9 @@ COLUMNS = {  # how a column is called, and whether its spread over seeds is show
     "gain": ("gain", True),
     "harmed": ("harmed %", False),
     "last": ("last", True),
+    "trend": ("trend", False),
 }
+FLAT = 0.3  # points
 
 
 def selected(board: Sequence[Row]) -> str:
@@ -33,10 +35,16 @@ def caption(board: Sequence[Row]) -> str:
         "validation": "in the round with the best validation accuracy; 'last' is the mean in the last one",
         "last": "in the last round (there is no validation data to choose one)",
     }[selected(board)]
-    return (
+    text = (
         f"Test accuracy over clients in percent, {rounds}. Gain and share of clients harmed are relative to the same "
         "client training alone (local)."
     )
+    if any("trend" in row for row in board):
+        text += (
+            " Trend is the mean of the last 20 rounds less that of the 20 before; more than "
+            f"{FLAT:g} either way is marked *: the run was too short."
+        )
+    return text
 
 
 def main_rows(board: Sequence[Row], model: str = "pre") -> list[Row]:
@@ -50,8 +58,8 @@ def cell(row: Row, column: str, spread: bool = True, between: str = " ± ", digi
     value = row.get(column)
     if value is None:
         return ""
-    sign = "+" if column == "gain" and value > 0 else ""
-    text = f"{sign}{value:.{digits}f}"
+    sign = "+" if column in ("gain", "trend") and value > 0 else ""
+    text = f"{sign}{value:.{digits}f}" + ("*" if column == "trend" and abs(value) > FLAT else "")
     around = row.get(f"{column}_std")
     return text + (f"{between}{around:.2f}" if spread and around is not None else "")
 
