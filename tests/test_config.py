@@ -415,3 +415,29 @@ def test_settings_for_methods_that_are_none_are_refused(text, words, tmp_path):
     (tmp_path / "x.yaml").write_text(text)
     with user_error("x.yaml", words):
         read_request(tmp_path / "x.yaml")
+
+
+def test_a_variant_stands_for_several_settings_and_those_beside_it_count():
+    code = resolve({"algorithm": {"name": "page"}, "algorithm.variant": "code"}).algorithm
+    assert (code.client_signal, code.decode, code.server_reward) == ("test", "clip", "global")
+    found = configure("page", values={"variant": "code", "decode": "affine"}).algorithm
+    assert (found.client_signal, found.decode) == ("test", "affine")
+    assert configure("gpfl", values={"variant": "paper"}).algorithm.pci_div_U
+    assert "variant" not in describe(configure("gpfl", values={"variant": "paper"}))["algorithm"]
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS.names() if ALGORITHMS[n].variants])
+def test_every_variant_differs_from_the_defaults(name):
+    for variant, own in ALGORITHMS[name].variants.items():
+        found = configure(name, values={"algorithm.variant": variant}).algorithm
+        assert found != ALGORITHMS[name]()
+        assert {k: getattr(found, k) for k in own} == own
+
+
+def test_variants_that_are_not_there_are_refused():
+    with user_error("variant cannot be 'cod'", "did you mean 'code'?"):
+        configure("gpfl", values={"variant": "cod"})
+    with user_error("algorithm 'fedavg' has no variants"):
+        configure("fedavg", values={"algorithm.variant": "code"})
+    with user_error("setting of both", "algorithm.variant or dataset.variant"):
+        configure("page", "synthetic", values={"variant": "code"})

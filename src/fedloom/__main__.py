@@ -1,3 +1,6 @@
+"""`python -m fedloom` is the command line."""
+
 from fedloom.cli.main import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -62,6 +62,7 @@ class Settings:
 
 
 SECTIONS = ("algorithm", "dataset", "partition", "model")
+VARIANT = "variant"  # a key that stands for several settings of a method
 BESIDE = ("data_dir", "head")  # of a request, neither settings nor sections
 FORMAT = 1  # of run directories and their config.yaml
 
@@ -115,10 +116,22 @@ def configure(
     classes: dict[str, Any] = {"run": Settings}
     classes |= {name: o for name, o in owners.items() if isinstance(o, type) and issubclass(o, configurable)}
     sorted_ = _sort(values, classes)
+    if VARIANT in sorted_.get("algorithm", {}):
+        sorted_["algorithm"] = _expanded(classes["algorithm"], sorted_["algorithm"])
     settings = build(Settings, {**usual, **sorted_.pop("run")}, "a run")
     made = {name: build(classes[name], found, f"{name} '{classes[name].name}'") for name, found in sorted_.items()}
     folder = None if data_dir is None else Path(data_dir)
     return Config(settings, **{**owners, **made}, head=head, data_dir=folder)
+
+
+def _expanded(cls: type[Algorithm], given: dict[str, Any]) -> dict[str, Any]:
+    """`variant=code` stands for several settings; those that are given beside it count."""
+    wanted, rest = given[VARIANT], {key: value for key, value in given.items() if key != VARIANT}
+    if not cls.variants:
+        raise UserError(f"algorithm '{cls.name}' has no variants.")
+    if wanted not in cls.variants:
+        raise UserError(f"variant cannot be '{wanted}'; {nearest(str(wanted), list(cls.variants))}")
+    return {**cls.variants[wanted], **rest}
 
 
 def _sort(values: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -132,7 +145,7 @@ def _sort(values: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, di
                 )
             sorted_[section][bare] = value
             continue
-        having = [name for name, cls in classes.items() if key in fields(cls)]
+        having = [name for name, cls in classes.items() if key in fields(cls) or _varies(key, cls)]
         if not having:
             known = [field for cls in classes.values() for field in fields(cls)]
             raise UserError(f"Unknown setting '{key}'; {nearest(key, known)}")
@@ -173,6 +186,10 @@ def _overrule(special: Mapping[str, dict[str, Any]], names: Iterable[str]) -> No
     for values in special.values():
         for name in names:
             values.pop(name, None)
+
+
+def _varies(key: str, cls: Any) -> bool:
+    return key == VARIANT and bool(getattr(cls, "variants", None))
 
 
 def resolve(request: Mapping[str, Any]) -> Config:

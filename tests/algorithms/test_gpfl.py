@@ -173,7 +173,7 @@ def test_the_losses_of_a_padded_batch():
         (GPFL(lam=0.0), task_loss + angle),
         (GPFL(lam=0.5), task_loss + angle + 0.5 * 2),
         (GPFL(lam=0.5, mlg="per_sample"), task_loss + angle + 0.5 * 1),
-        (GPFL(lam=0.5, variant="wo_mlg"), task_loss + angle),
+        (GPFL(lam=0.5, ablation="wo_mlg"), task_loss + angle),
     ):
         assert float(one_step(alg)[0]) == pytest.approx(expected, abs=1e-12)
     assert task_loss == pytest.approx(0.490415, abs=1e-6)
@@ -328,8 +328,8 @@ class Modules(nn.Module):
 class Hand:
     """GPFL as one would write it by hand, one client after another."""
 
-    def __init__(self, run, sizes, variant="full", norm=False, clip=None, per_sample=False, divide=False, stale=False):
-        self.sizes, self.variant, self.clip = sizes, variant, clip
+    def __init__(self, run, sizes, ablation="full", norm=False, clip=None, per_sample=False, divide=False, stale=False):
+        self.sizes, self.variant, self.clip = sizes, ablation, clip
         self.per_sample, self.divide, self.stale = per_sample, divide, stale
         data = run.task.data
         self.split = {s: [(data.x[r], data.y[r]) for r in map(data.splits[s].__getitem__, range(len(sizes)))]
@@ -416,7 +416,7 @@ class Hand:
 
 
 CASES = {
-    **{variant: {"variant": variant} for variant in VARIANTS},
+    **{variant: {"ablation": variant} for variant in VARIANTS},
     "eq. 7 as printed": {"divide": True},
     "per sample": {"per_sample": True},
     "stale": {"stale": True},
@@ -437,7 +437,7 @@ def test_a_second_implementation_gives_the_same(case):
     alg = GPFL(
         lam=LAM,
         mu=MU,
-        variant=options.get("variant", "full"),
+        ablation=options.get("ablation", "full"),
         pci_div_U=options.get("divide", False),
         mlg="per_sample" if options.get("per_sample") else "batch",
         stale_cond=options.get("stale", False),
@@ -460,7 +460,7 @@ def test_a_second_implementation_gives_the_same(case):
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
     missing = {name.split(".")[0] for name in expected if name not in found}
-    variant = options.get("variant", "full")
+    variant = options.get("ablation", "full")
     assert missing == {part for part, word in (("valve", "cov"), ("embedding", "gce")) if word in variant}
     kept = run.store.everyone()
     for i, own in enumerate(hand.private):
@@ -479,7 +479,7 @@ def test_a_second_implementation_gives_the_same(case):
 @pytest.mark.parametrize("settings", [{}, {"norm": True, "dropout": 0.3, "momentum": 0.9, "clip": 0.5, "lr": 0.02}])
 def test_without_valve_and_embeddings_it_is_fedper(settings):
     task = make_task(RAGGED, participation=0.5, epochs=2, weight_decay=0.01, **settings)
-    run, records = play(GPFL(variant="wo_cov_gce"), task, rounds=4, evaluate=True)
+    run, records = play(GPFL(ablation="wo_cov_gce"), task, rounds=4, evaluate=True)
     other, expected = play(method("fedper"), task, rounds=4, evaluate=True)
     assert_equal(run.server, other.server)
     assert_equal(run.store.everyone()["own"]["psi"], other.store.everyone()["own"]["h"])
@@ -494,7 +494,7 @@ def test_with_an_open_valve_and_no_guidance_it_is_fedper(monkeypatch):
     """gamma = beta = 0 and no ReLU, L_alg and L_mlg gone, mu = 0: body and head train as FedPer's."""
     monkeypatch.setattr(gpfl, "cov", lambda V, f, c: [f for _ in c.unbind()])
     task = make_task(RAGGED)
-    run, records = play(GPFL(variant="wo_gce", mu=0.0), task, evaluate=True)
+    run, records = play(GPFL(ablation="wo_gce", mu=0.0), task, evaluate=True)
     other, expected = play(method("fedper"), task, evaluate=True)
     assert_equal(run.server["phi"], other.server["phi"])
     assert_equal(run.store.everyone()["own"]["psi"], other.store.everyone()["own"]["h"])
@@ -504,7 +504,7 @@ def test_with_an_open_valve_and_no_guidance_it_is_fedper(monkeypatch):
 
 def test_without_magnitude_level_guidance_is_lambda_zero():
     task = make_task(RAGGED)
-    run, _ = play(GPFL(variant="wo_mlg", lam=5.0), task)
+    run, _ = play(GPFL(ablation="wo_mlg", lam=5.0), task)
     other, _ = play(GPFL(lam=0.0), task)
     assert_equal((run.server, run.store.everyone()), (other.server, other.store.everyone()), 0)
     full, _ = play(GPFL(), task)
@@ -513,7 +513,7 @@ def test_without_magnitude_level_guidance_is_lambda_zero():
 
 def test_the_variants_are_all_different():
     task = make_task(RAGGED)
-    bodies = [play(GPFL(variant=v), task, rounds=2)[0].server["phi"]["first.weight"] for v in VARIANTS]
+    bodies = [play(GPFL(ablation=v), task, rounds=2)[0].server["phi"]["first.weight"] for v in VARIANTS]
     for i, a in enumerate(bodies):
         for b in bodies[:i]:
             assert not torch.allclose(a, b, rtol=1e-6)
@@ -523,16 +523,16 @@ def test_constant_inputs_are_the_same_for_all_clients_and_never_change():
     """a and b in the place of g and p_i: standard normal, from the run's seed."""
     task = make_task(RAGGED)
     for variant in ("wo_pci", "wo_gce"):
-        run, _ = play(GPFL(variant=variant), task)
+        run, _ = play(GPFL(ablation=variant), task)
         a, b = run.constants["ab"]
         assert not torch.allclose(a, b)
         work = run.executor.begin(run._cohort(np.arange(len(RAGGED)), run.t))
         assert (work["c"] == torch.stack([a, b])).all()
-        again = GPFL(variant=variant).constants(task, run.key)["ab"]
+        again = GPFL(ablation=variant).constants(task, run.key)["ab"]
         assert torch.equal(again, run.constants["ab"])
-        assert not torch.allclose(GPFL(variant=variant).constants(task, run.key + 1)["ab"], again)
+        assert not torch.allclose(GPFL(ablation=variant).constants(task, run.key + 1)["ab"], again)
     wide = Task(task.data, Network(lambda: SmallNet(6, 5000, 4), "head", task.data.x[:2], task.dtype))
-    drawn = GPFL(variant="wo_pci").constants(wide, 1)["ab"]
+    drawn = GPFL(ablation="wo_pci").constants(wide, 1)["ab"]
     assert float(drawn.mean()) == pytest.approx(0, abs=0.05)
     assert float(drawn.std()) == pytest.approx(1, abs=0.05)
 
@@ -555,7 +555,7 @@ def test_stale_inputs_are_zero_at_first_and_then_from_the_clients_own_embeddings
 
 
 PARITY = {
-    **{variant: {"variant": variant} for variant in VARIANTS[1:]},
+    **{variant: {"ablation": variant} for variant in VARIANTS[1:]},
     "options": {"pci_div_U": True, "mlg": "per_sample", "stale_cond": True},
 }
 
@@ -656,5 +656,5 @@ def test_traffic(variant, parts):
     """Numbers of the small net, in float64: body 6*8 + 8 = 56; V: 2 * (8*8 + 8 + 8 + 8) = 176; C: 4 * 8 = 32. The
     constants a and b are drawn on both sides."""
     size = sum({"b": 56, "v": 176, "c": 32}[part] for part in parts) * 8
-    _, records = play(GPFL(variant=variant), make_task(RAGGED), rounds=1)
+    _, records = play(GPFL(ablation=variant), make_task(RAGGED), rounds=1)
     assert (records[0].bytes_down, records[0].bytes_up) == (len(RAGGED) * size, len(RAGGED) * size)

@@ -5,6 +5,7 @@ for Personalized Federated Learning. ICCV 2023. Equation numbers are the paper's
 """
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -28,10 +29,11 @@ class GPFL(Algorithm):
     year = 2023
     shared = "body phi, valve V, embeddings C"
     private = "head psi_i"
+    variants = MappingProxyType({"paper": {"pci_div_U": True}, "code": {"stale_cond": True}})
 
     lam: float = setting(0.01, "lambda, weight of the magnitude-level guidance", low=0)
     mu: float = setting(0.1, "mu, weight decay of V and C", low=0)
-    variant: Literal["full", "wo_pci", "wo_cov", "wo_mlg", "wo_gce", "wo_cov_gce"] = setting(
+    ablation: Literal["full", "wo_pci", "wo_cov", "wo_mlg", "wo_gce", "wo_cov_gce"] = setting(
         "full", "or an ablation: wo_pci, wo_cov, wo_mlg, wo_gce, wo_cov_gce leave out what they name"
     )
     pci_div_U: bool = setting(False, "divide p_i by the number of classes U, as Eq. (7) is printed")
@@ -40,19 +42,19 @@ class GPFL(Algorithm):
 
     def init_server(self, task, key):
         server, k = {"phi": task.body(task.init(key))}, task.network.feature_dim
-        if "cov" not in self.variant:  # gamma-net and beta-net side by side, as nn.Linear and nn.LayerNorm start
+        if "cov" not in self.ablation:  # gamma-net and beta-net side by side, as nn.Linear and nn.LayerNorm start
             weight, bias = ((2 * keyed(uniform, task, key, j, rows) - 1) / k**0.5 for j, rows in ((1, 2 * k), (2, 2)))
             server["V"] = {"weight": weight, "bias": bias, "scale": torch.ones_like(bias), "shift": zeros_like(bias)}
-        if "gce" not in self.variant:
+        if "gce" not in self.ablation:
             server["C"] = {"weight": keyed(normal, task, key, 3, task.classes)}  # as nn.Embedding starts
         return server
 
     def constants(self, task, key):
-        return {"ab": keyed(normal, task, key, 4, 2)} if self.variant in ("wo_pci", "wo_gce") else {}
+        return {"ab": keyed(normal, task, key, 4, 2)} if self.ablation in ("wo_pci", "wo_gce") else {}
 
     def init_client(self, task, key, key_i):
         own = {"psi": task.head(task.init(key))}
-        if self.stale_cond and "gce" not in self.variant:
+        if self.stale_cond and "gce" not in self.ablation:
             own["C"] = zeros_like(self.init_server(task, key)["C"])
         return own
 
@@ -89,7 +91,7 @@ class GPFL(Algorithm):
         loss = task.loss(out, batch)  # Eq. (10)
         if "C" in at:
             loss = loss + task.loss(out._replace(logits=cosines(f_G, at["C"]["weight"])), batch)  # Eq. (8)
-            if self.lam and self.variant != "wo_mlg":  # down["C"] is C_hat, frozen for the round
+            if self.lam and self.ablation != "wo_mlg":  # down["C"] is C_hat, frozen for the round
                 loss = axpy(self.lam, self.magnitude(f_G - down["C"]["weight"][batch.y], batch), loss)
         return loss, out.buffers
 

@@ -7,6 +7,7 @@ The server's default reward is that of the authors' code, 1 / F_CS(W(t+1)), not 
 """
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -31,6 +32,9 @@ class PAGE(Tuned):
     partial = False
     needs_server_data = True
     pre_is_global = True
+    variants = MappingProxyType(
+        {"paper": {"server_reward": "weighted_local"}, "code": {"client_signal": "test", "decode": "clip"}}
+    )
 
     tune_p: bool = setting(True, "the server's agent chooses p_i; otherwise 1/N")
     tune_eta: bool = setting(True, "the clients' agents choose eta_i; otherwise lr_max")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedloom.config import Settings, flat, preset, presets
+from fedloom.config import VARIANT, Settings, flat, preset, presets
 from fedloom.core.contract import ALGORITHMS, Algorithm
 from fedloom.core.registry import Registry
 from fedloom.core.settings import fields
@@ -35,8 +35,13 @@ def _algorithm(cls: type[Algorithm]) -> dict[str, Any]:
         "personal_model": not cls.pre_is_global,
         "global_model": cls.global_model is not Algorithm.global_model,
         "paper": cls.paper,
-        "settings": _settings(cls),
+        "settings": {**_settings(cls), **_variants(cls)},
     }
+
+
+def _variants(cls: type[Algorithm]) -> dict[str, dict[str, Any]]:
+    each = [f"{name}: {', '.join(f'{k}={v}' for k, v in own.items())}" for name, own in cls.variants.items()]
+    return {VARIANT: {"default": None, "about": f"for {'; '.join(each)}"}} if each else {}
 
 
 def _dataset(cls: type[Dataset]) -> dict[str, Any]:

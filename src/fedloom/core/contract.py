@@ -20,8 +20,9 @@ then the `adapt` phases, then `model`; all of it thrown away. GM: `global_model(
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -111,6 +112,8 @@ class Algorithm:
     year: ClassVar[int] = 0
     shared: ClassVar[str] = ""  # what is sent, in words
     private: ClassVar[str] = ""  # what stays at the client, in words
+    # settings that go together where a paper and its authors' code differ: `variant=paper`, `variant=code`
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
 
     turns: ClassVar[bool] = False  # the server steps after each client in turn
     partial: ClassVar[bool] = True  # a cohort may be a part of the clients
