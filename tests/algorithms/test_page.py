@@ -298,7 +298,7 @@ def test_a_memory_takes_no_more_room_than_a_run_needs():
 
 def test_clients_start_with_agents_of_their_own():
     agents = own(Rounds(method("page"), page_task(), 0, plan=STACKED))["agent"]
-    first = agents["nets"]["actor"][0][0]
+    first = agents["nets"]["actor"]
     assert len({tuple(v.flatten().tolist()) for v in first}) == len(SIZES)
 
 

@@ -4,7 +4,8 @@ Lillicrap, Hunt, Pritzel, Heess, Erez, Tassa, Silver, Wierstra. Continuous Contr
 ICLR 2016. Networks, their initial values and the noise are PAGE's.
 
 Every function is written for ONE agent, from state to state: plain for a server, under `vmap` for all clients together.
-What depends on the round is computed on both sides of the condition and chosen by `where`.
+What depends on the round is computed on both sides of the condition and chosen by `where`. A network is one vector, so
+that an update is a few operations, whatever the layers.
 """
 
 import math
@@ -20,6 +21,7 @@ from fedloom.core.tree import Tree, take, tree_map, where, zeros_like
 
 HIDDEN = (40, 30)
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
+Sizes = tuple[tuple[int, int], ...]  # inputs and outputs of each layer
 LAST = torch.iinfo(torch.int64).max  # sorts behind everything
 
 
@@ -40,11 +42,31 @@ class DDPG:
     ou_sigma: float = 0.2
     ou_dt: float = 0.01
 
+    @property
+    def actor(self) -> Sizes:
+        return (self.states, HIDDEN[0]), HIDDEN, (HIDDEN[1], self.actions)
+
+    @property
+    def critic(self) -> Sizes:
+        """The action joins behind the first layer."""
+        return (self.states, HIDDEN[0]), (HIDDEN[0] + self.actions, HIDDEN[1]), (HIDDEN[1], 1)
+
+    def policy(self, net: Tensor, s: Tensor) -> Tensor:
+        """mu(s)"""
+        one, two, three = layers(net, self.actor)
+        return torch.tanh(F.linear(F.relu(F.linear(F.relu(F.linear(s, *one)), *two)), *three))
+
+    def value(self, net: Tensor, s: Tensor, a: Tensor) -> Tensor:
+        """Q(s, a)"""
+        one, two, three = layers(net, self.critic)
+        h = torch.cat([F.relu(F.linear(s, *one)), a], -1)
+        return F.linear(F.relu(F.linear(h, *two)), *three).squeeze(-1)
+
     def init(self, key: Tensor, dtype: torch.dtype) -> Tree:
-        (h1, h2), d_s, d_a = HIDDEN, self.states, self.actions
+        d_s, d_a = self.states, self.actions
         nets = {
-            "actor": _network(fold(key, 0), ((d_s, h1), (h1, h2), (h2, d_a)), dtype),
-            "critic": _network(fold(key, 1), ((d_s, h1), (h1 + d_a, h2), (h2, 1)), dtype),
+            "actor": _network(fold(key, 0), self.actor, dtype),
+            "critic": _network(fold(key, 1), self.critic, dtype),
         }
         zero = torch.zeros((), dtype=dtype, device=key.device)
         count = torch.zeros((), dtype=torch.int64, device=key.device)
@@ -92,15 +114,15 @@ class DDPG:
             return agent
         t = take(agent["replay"], self.sample(agent, key))
         nets, old, adam, k = agent["nets"], agent["targets"], agent["adam"], agent["updates"] + 1
-        y = t["r"] + self.gamma * value(old["critic"], t["next"], policy(old["actor"], t["next"]))
+        y = t["r"] + self.gamma * self.value(old["critic"], t["next"], self.policy(old["actor"], t["next"]))
 
-        def error(net: Tree) -> tuple[Tensor, Tree]:
-            return ((value(net, t["s"], t["a"]) - y) ** 2).mean(), {}
+        def error(net: Tensor) -> tuple[Tensor, Tree]:
+            return ((self.value(net, t["s"], t["a"]) - y) ** 2).mean(), {}
 
         critic, critic_adam = _adam(nets["critic"], grad(error, nets["critic"])[0], adam["critic"], k, self.critic_lr)
 
-        def loss(net: Tree) -> tuple[Tensor, Tree]:
-            return -value(critic, t["s"], policy(net, t["s"])).mean(), {}
+        def loss(net: Tensor) -> tuple[Tensor, Tree]:
+            return -self.value(critic, t["s"], self.policy(net, t["s"])).mean(), {}
 
         actor, actor_adam = _adam(nets["actor"], grad(loss, nets["actor"])[0], adam["actor"], k, self.actor_lr)
         nets = {"actor": actor, "critic": critic}
@@ -117,7 +139,7 @@ class DDPG:
         """An action at random, or the policy's with Ornstein-Uhlenbeck noise, which moves on with every decision."""
         old = agent["noise"]
         drawn = 2 * uniform(fold(key, 0), (self.actions,), s.dtype) - 1
-        chosen = policy(agent["nets"]["actor"], s)
+        chosen = self.policy(agent["nets"]["actor"], s)
         if self.noise:
             step = self.ou_sigma * math.sqrt(self.ou_dt) * normal(fold(key, 1), (self.actions,), s.dtype)
             x = old - self.ou_theta * self.ou_dt * old + step  # mu = 0
@@ -133,40 +155,31 @@ class DDPG:
         return {**agent, "last": {**agent["last"], "r": r}}
 
 
-def policy(actor: Tree, s: Tensor) -> Tensor:
-    one, two, three = actor
-    return torch.tanh(F.linear(F.relu(F.linear(F.relu(F.linear(s, *one)), *two)), *three))
+def layers(net: Tensor, sizes: Sizes) -> list[tuple[Tensor, Tensor]]:
+    """(weight, bias) of each layer of a network that is kept as one vector."""
+    parts = iter(net.split([n for inputs, outputs in sizes for n in (inputs * outputs, outputs)]))
+    return [(next(parts).view(outputs, inputs), next(parts)) for inputs, outputs in sizes]
 
 
-def value(critic: Tree, s: Tensor, a: Tensor) -> Tensor:
-    """Q(s, a); the action joins behind the first layer."""
-    one, two, three = critic
-    h = torch.cat([F.relu(F.linear(s, *one)), a], -1)
-    return F.linear(F.relu(F.linear(h, *two)), *three).squeeze(-1)
+def _network(key: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
+    """Weights within 1/sqrt(outputs), those of the last layer within 0.003; biases as PyTorch draws them, within
+    1/sqrt(inputs)."""
 
+    def within(limit: float, key: Tensor, count: int) -> Tensor:
+        return limit * (2 * uniform(key, (count,), dtype) - 1)
 
-def _network(key: Tensor, sizes: tuple[tuple[int, int], ...], dtype: torch.dtype) -> Tree:
-    """Layers (weight, bias): weights within 1/sqrt(outputs), those of the last layer within 0.003; biases as PyTorch
-    draws them, within 1/sqrt(inputs)."""
-
-    def within(limit: float, key: Tensor, *shape: int) -> Tensor:
-        return limit * (2 * uniform(key, shape, dtype) - 1)
-
-    layers = []
+    drawn = []
     for j, (inputs, outputs) in enumerate(sizes):
         limit = 0.003 if j == len(sizes) - 1 else 1 / math.sqrt(outputs)
-        weight = within(limit, fold(key, 2 * j), outputs, inputs)
-        layers.append((weight, within(1 / math.sqrt(inputs), fold(key, 2 * j + 1), outputs)))
-    return tuple(layers)
+        drawn.append(within(limit, fold(key, 2 * j), inputs * outputs))
+        drawn.append(within(1 / math.sqrt(inputs), fold(key, 2 * j + 1), outputs))
+    return torch.cat(drawn)
 
 
-def _adam(net: Tree, g: Tree, state: Tree, k: Tensor, lr: float) -> tuple[Tree, Tree]:
+def _adam(net: Tensor, g: Tensor, state: Tree, k: Tensor, lr: float) -> tuple[Tensor, Tree]:
     """Step k (from 1 on) of Adam."""
-    m = tree_map(lambda m, g: BETA1 * m + (1 - BETA1) * g, state["m"], g)
-    v = tree_map(lambda v, g: BETA2 * v + (1 - BETA2) * g * g, state["v"], g)
+    m = BETA1 * state["m"] + (1 - BETA1) * g
+    v = BETA2 * state["v"] + (1 - BETA2) * g * g
     rise1, rise2 = (1 - beta ** k.double() for beta in (BETA1, BETA2))  # in float32, 0.999 ** 1 has lost 4 digits
-
-    def step(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
-        return p - lr * (m / rise1.to(p.dtype)) / (torch.sqrt(v / rise2.to(p.dtype)) + EPS)
-
-    return tree_map(step, net, m, v), {"m": m, "v": v}
+    step = (m / rise1.to(net.dtype)) / (torch.sqrt(v / rise2.to(net.dtype)) + EPS)
+    return net - lr * step, {"m": m, "v": v}
