@@ -12,7 +12,7 @@ from fedloom.core.keys import rng
 from fedloom.core.network import Network
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves
-from fedloom.engines import choose
+from fedloom.engines import choose, rounds
 from fedloom.engines.plan import Plan
 from fedloom.engines.reference import PerClient
 from fedloom.engines.rounds import Rounds
@@ -201,3 +201,21 @@ def test_broken_samples_of_one_client_reach_no_other(broken):
         for found in view.values():
             assert np.isfinite(found[others]).all()
         assert np.isnan(view["test"][broken]).any()
+
+
+@pytest.mark.parametrize(
+    ("clients", "bytes_", "most"), [(4096, 1 << 30, 12), (5, 1 << 30, 4), (4096, 3000, 4), (4096, 1, 1)]
+)
+def test_evaluation_in_blocks_changes_no_score_and_limits_what_is_read(clients, bytes_, most, monkeypatch):
+    """pFedHN sends every client a model of its own: 92 numbers in float64, 736 bytes."""
+    run = Rounds(method("pfedhn"), make_task(RAGGED), 0, plan=Plan("per-client"))
+    run.advance(evaluate=False)
+    expected, _ = run.evaluate()
+    monkeypatch.setattr(rounds, "EVAL_CLIENTS", clients)
+    monkeypatch.setattr(rounds, "EVAL_BYTES", bytes_)
+    seen, original = [], run._cohort
+    monkeypatch.setattr(run, "_cohort", lambda ids, t: seen.append(len(ids)) or original(ids, t))
+    found, _ = run.evaluate()
+    assert max(seen) == most
+    for split, values in expected["pre"].items():
+        np.testing.assert_allclose(found["pre"][split], values, rtol=1e-12)

@@ -26,7 +26,8 @@ from fedloom.engines.store import Fresh, MemoryStore, Snapshot, Store
 log = logging.getLogger("fedloom")
 
 Engine = Literal["reference", "vectorized"]
-EVAL_CLIENTS = 4096  # evaluated at once at most: memory must not grow with the number of clients
+# evaluated at once at most, clients and bytes of their state: memory must not grow with the number of clients
+EVAL_CLIENTS, EVAL_BYTES = 4096, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,9 @@ class Rounds:
     def evaluate(self) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray | None]:
         """Scores of the clients' models at the start of the next round: view -> split -> (clients, 3)."""
         params = self.alg.global_model(self.task, self.server)
-        blocks = np.array_split(self.evaluated, -(-len(self.evaluated) // EVAL_CLIENTS))
+        one = self._cohort(self.evaluated[:1], self.t)
+        some = min(EVAL_CLIENTS, max(1, EVAL_BYTES // max(1, size_bytes((one.parts, one.own, one.stats)))))
+        blocks = np.array_split(self.evaluated, -(-len(self.evaluated) // some))
         scored = [self._evaluate(block, params) for block in blocks]
         found = tree_map(lambda *rows: np.concatenate(rows), *scored)
         # a client that never trained has no PM_post: it is served by what it would start from
