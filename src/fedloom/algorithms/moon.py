@@ -1,0 +1,71 @@
+"""MOON: FedAvg whose features are drawn towards those of the global model and away from those of the client's last one.
+
+Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.algorithms.parts import dense, joint
+from fedloom.algorithms.parts.distances import batch_mean, contrast
+from fedloom.core.contract import Phase, Slot
+from fedloom.core.keys import fold, stream
+from fedloom.core.settings import setting
+from fedloom.core.tree import mean
+
+
+@dataclass(frozen=True)
+class Moon(FedAvg):
+    name = "moon"
+    source = "Li, He, Song, CVPR"
+    paper = "Model-Contrastive Federated Learning"
+    year = 2021
+    private = "model OLD_i, trained last"
+
+    mu: float = setting(1.0, "mu, weight of the contrastive loss", low=0)
+    tau: float = setting(0.5, "tau, temperature of the contrastive loss", above=0)
+    proj: int | None = setting(None, "outputs of a projection before features are compared [no projection]", low=1)
+
+    def init_server(self, task, key):
+        server = {"w": task.init(key)}
+        if self.proj is not None:
+            draw, k = torch.tensor(fold(key, stream("projection")), device=task.data.device), task.network.feature_dim
+            server["proj"] = dense.draw(draw, (k, k, self.proj), task.dtype)
+        return server
+
+    def init_client(self, task, key, key_i):
+        return {"old": self.init_server(task, key)}
+
+    def begin(self, task, down, own, info):
+        work = {m: task.slot(params)._replace(buffers={}) for m, params in down.items()}
+        return {**work, "w": task.slot(down["w"]), "old": own["old"]}
+
+    def phases(self, task):
+        return [Phase(self.step, task.epochs, enter=self.freeze)]
+
+    def freeze(self, task, work, down, info):
+        """The models that do not learn keep the running statistics of now."""
+        return {**work, "statistics": work["w"].buffers}
+
+    def step(self, task, work, batch, down, info):
+        def view(out, at):  # a vector for every sample, or for every position of a sequence
+            f = out.features.flatten(batch.y.dim())
+            return f if self.proj is None else dense.apply(at["proj"], f)
+
+        fg, fo = (view(task.predict(Slot(m["w"], work["statistics"], {}), batch.x), m) for m in (down, work["old"]))
+
+        def loss(at):
+            out = task.forward(work["w"]._replace(params=at["w"]), batch)
+            contrastive = batch_mean(contrast(view(out, at), fg, fo, self.tau), batch)
+            return task.loss(out, batch) + self.mu * contrastive, {"w": out.buffers}
+
+        return joint.step(task, work, down, loss, one_norm=True)
+
+    def finish(self, task, work, down, own, info):
+        trained = {m: work[m].params for m in down}
+        return {"old": trained}, trained
+
+    def aggregate(self, task, server, up, info, t, key):
+        return mean(up, info.n)
