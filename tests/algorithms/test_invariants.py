@@ -205,7 +205,8 @@ def test_traffic_is_what_the_specification_lists():
         "scaffold": (2 * (body + head), 2 * (body + head)),
         "fedper": (body, body),
         "fedrep": (body, body),
-        "page": (body + head, body + head),
+        **dict.fromkeys(("page", "fedrod", "fedphp", "fedala", "fml", "moon"), (body + head, body + head)),
+        "fedproto": (4 * 8 * 8 + 4, 4 * 8 * 8 + 4),  # prototypes in float64, and a byte per class
     }
     task = make_task(RAGGED, data={"server": 20})
     for name, (down, up) in expected.items():
