@@ -1,0 +1,56 @@
+"""FedDyn: terms in the local loss that follow what a client has done so far move its minimum to that of all clients.
+
+Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. Federated Learning Based on Dynamic Regularization. ICLR 2021.
+"""
+
+from dataclasses import dataclass
+
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.core.settings import setting
+from fedloom.core.tree import axpy, sub, tree_map, uniform_mean, zeros_like
+
+
+@dataclass(frozen=True)
+class FedDyn(FedAvg):
+    name = "feddyn"
+    source = "Acar et al., ICLR"
+    paper = "Federated Learning Based on Dynamic Regularization"
+    year = 2021
+    private = "dual vector lam_i"
+
+    alpha: float = setting(0.01, "a, strength of the quadratic term", above=0)
+    adaptive: bool = setting(False, "a_i = a * mean(n) / n_i instead of a (authors' code)")
+
+    def init_server(self, task, key):
+        w = task.init(key)
+        return {"w": w, "h": zeros_like(w)}
+
+    def init_client(self, task, key, key_i):
+        return {"lam": zeros_like(task.init(key))}
+
+    def download(self, task, server, ids, t, key):
+        return {"w": server["w"]}, {}
+
+    def strength(self, task, info):
+        """a_i"""
+        if not self.adaptive:
+            return self.alpha
+        return self.alpha * float(task.data.splits["train"].sizes.mean()) / info.n.to(task.dtype)
+
+    def begin(self, task, down, own, info):
+        return {"w": task.slot(down["w"]), "lam": own["lam"]}
+
+    def step(self, task, work, batch, down, info):
+        g, theta = task.grad(work["w"], batch)
+        pull = sub(theta.params, down["w"])  # gradient of ||theta - w^t||^2 / 2
+        g = axpy(self.strength(task, info), pull, sub(g, work["lam"]))
+        return {**work, "w": task.sgd(theta, g)}
+
+    def finish(self, task, work, down, own, info):
+        theta = work["w"].params
+        return {"lam": axpy(-self.strength(task, info), sub(theta, down["w"]), own["lam"])}, {"w": theta}
+
+    def aggregate(self, task, server, up, info, t, key):
+        moved = tree_map(lambda theta, w: (theta - w).sum(0), up["w"], server["w"])
+        h = axpy(-self.alpha / task.clients, moved, server["h"])  # all clients count, not the cohort
+        return {"w": axpy(-1 / self.alpha, h, uniform_mean(up["w"])), "h": h}
