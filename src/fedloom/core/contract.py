@@ -191,5 +191,10 @@ class Algorithm:
         """Which of the server's samples test the global model: those that the method does not use for anything else."""
         return task.data.server
 
+    def score_server(self, task: Task, server: Tree, stats: Tree, key: Key) -> Tensor | None:
+        """(correct, summed loss, samples) on the server's samples, for a method that tests there something else than
+        `global_model`; `stats` are the running statistics for it, by slot."""
+        return None
+
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", "fedloom.algorithms")

@@ -213,12 +213,12 @@ class Rounds:
         return found
 
     def _score_server(self, params: Tree | None) -> np.ndarray | None:
+        found = self.alg.score_server(self.task, self.server, self.server_stats, self.key)
         rows = self.alg.server_test(self.task)
-        if params is None or rows is None:
-            return None
-        slot = global_slot(self.alg, self.task, params, self.server_stats)
-        found = score_client(self.task, lambda x: self.task.predict(slot, x).logits, rows)
-        return found.double().cpu().numpy()
+        if found is None and params is not None and rows is not None:
+            slot = global_slot(self.alg, self.task, params, self.server_stats)
+            found = score_client(self.task, lambda x: self.task.predict(slot, x).logits, rows)
+        return None if found is None else found.double().cpu().numpy()
 
 
 def _numpy(scores: Scores) -> dict[str, np.ndarray]:
