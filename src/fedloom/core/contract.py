@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fedloom.core.keys import Key, rng
+from fedloom.core.keys import Key, fold, rng
 from fedloom.core.network import Params
 from fedloom.core.registry import Registry
 from fedloom.core.tree import Tree
@@ -69,8 +69,8 @@ class Batch(NamedTuple):
     key: Tensor  # noise key of (seed, i, t, epoch, batch)
 
     def part(self, j: int) -> Batch:
-        """One batch of a group (`Phase.group`)."""
-        return self._replace(x=self.x[j], y=self.y[j], mask=self.mask[j])
+        """One batch of a group (`Phase.group`), with noise of its own."""
+        return self._replace(x=self.x[j], y=self.y[j], mask=self.mask[j], key=fold(self.key, j))
 
 
 class Slot(NamedTuple):

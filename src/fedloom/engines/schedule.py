@@ -122,12 +122,13 @@ def _cut(count: np.ndarray | int, batch: int, group: int) -> np.ndarray:
 
 def batches_per_epoch(task: Task, phase: Phase, n: np.ndarray) -> np.ndarray:
     size = phase.batch or task.batch_size
+    alone = bool(phase.train and task.network.buffers)  # BatchNorm has no statistics of one sample: skip such a batch
     if phase.group > 1:
-        full = n // (size * phase.group)
-        return np.where((full == 0) & phase.halve & (n >= phase.group), 1, full)
+        full = n // (size * phase.group) * (size > alone)
+        smallest = n - (phase.group - 1) * _cut(n, size, phase.group)  # the last piece of a group that was too small
+        return np.where((full == 0) & phase.halve & (smallest > alone), 1, full)
     full = -(-n // size)
-    if phase.train and task.network.buffers:
-        # BatchNorm has no statistics of one sample: such a batch is skipped
+    if alone:
         full = full - ((n % size == 1) | (size == 1))
         return np.maximum(full, 0)
     return full
