@@ -622,9 +622,11 @@ def test_no_group_is_cut_into_pieces_without_samples():
     """4 samples over 3 batches would be 2, 2 and 0; batches of one sample are none under BatchNorm."""
     phase = Phase(lambda *a: None, group=3, halve=True)
     assert schedule.batches_per_epoch(make_task((9,)), phase, np.array([3, 4, 5, 6])).tolist() == [1, 0, 1, 1]
-    phase = Phase(lambda *a: None, group=2)
-    assert schedule.batches_per_epoch(make_task((9,), batch_size=1), phase, np.array([4])).tolist() == [2]
-    assert schedule.batches_per_epoch(make_task((9,), batch_size=1, norm=True), phase, np.array([4])).tolist() == [0]
+    for halve in (False, True):
+        phase = Phase(lambda *a: None, group=2, halve=halve)
+        n = np.array([1, 3, 4])
+        assert schedule.batches_per_epoch(make_task((9,), batch_size=1), phase, n).tolist() == [0, 1, 2]
+        assert schedule.batches_per_epoch(make_task((9,), batch_size=1, norm=True), phase, n).tolist() == [0, 0, 0]
 
 
 def test_both_batches_of_a_pair_count_for_the_running_statistics():

@@ -124,9 +124,9 @@ def batches_per_epoch(task: Task, phase: Phase, n: np.ndarray) -> np.ndarray:
     size = phase.batch or task.batch_size
     alone = bool(phase.train and task.network.buffers)  # BatchNorm has no statistics of one sample: skip such a batch
     if phase.group > 1:
-        full = n // (size * phase.group) * (size > alone)
+        full = n // (size * phase.group)
         smallest = n - (phase.group - 1) * _cut(n, size, phase.group)  # the last piece of a group that was too small
-        return np.where((full == 0) & phase.halve & (smallest > alone), 1, full)
+        return np.where(full == 0, phase.halve & (smallest > alone), full * (size > alone))
     full = -(-n // size)
     if alone:
         full = full - ((n % size == 1) | (size == 1))
