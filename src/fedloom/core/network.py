@@ -138,6 +138,7 @@ class Network:
         self.head = tuple(name for name in names.values() if name.startswith(f"{head}."))
         self.body = tuple(name for name in names.values() if not name.startswith(f"{head}."))
         self.layers = _layers(module, names)
+        self.norms = tuple(names[id(p)] for m in module.modules() if isinstance(m, NORMS) for p in m.parameters(False))
         _replace_layers(module)
         module.to(self._device, dtype)
         norms = {name: m for name, m in module.named_modules() if isinstance(m, MaskedBatchNorm)}

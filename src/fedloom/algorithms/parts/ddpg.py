@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.algorithms.parts import adam
 from fedloom.core.autodiff import grad
 from fedloom.core.keys import bits, fold, normal, uniform
-from fedloom.core.tree import Tree, take, tree_map, where, zeros_like
+from fedloom.core.tree import Tree, take, tree_map, where
 
 HIDDEN = (40, 30)
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 Sizes = tuple[tuple[int, int], ...]  # inputs and outputs of each layer
 LAST = torch.iinfo(torch.int64).max  # sorts behind everything
 
@@ -74,7 +74,7 @@ class DDPG:
         agent = {
             "nets": nets,
             "targets": nets,
-            "adam": {name: {"m": zeros_like(net), "v": zeros_like(net)} for name, net in nets.items()},
+            "adam": {name: adam.start(net) for name, net in nets.items()},
             "updates": count,
             "replay": tree_map(lambda v: v.expand(self.capacity, *v.shape), {**last, "next": last["s"]}),
             "stored": count,
@@ -113,18 +113,20 @@ class DDPG:
         if self.capacity < self.batch:
             return agent
         t = take(agent["replay"], self.sample(agent, key))
-        nets, old, adam, k = agent["nets"], agent["targets"], agent["adam"], agent["updates"] + 1
+        nets, old, state, k = agent["nets"], agent["targets"], agent["adam"], agent["updates"] + 1
         y = t["r"] + self.gamma * self.value(old["critic"], t["next"], self.policy(old["actor"], t["next"]))
 
         def error(net: Tensor) -> tuple[Tensor, Tree]:
             return ((self.value(net, t["s"], t["a"]) - y) ** 2).mean(), {}
 
-        critic, critic_adam = _adam(nets["critic"], grad(error, nets["critic"])[0], adam["critic"], k, self.critic_lr)
+        g, _ = grad(error, nets["critic"])
+        critic, critic_adam = adam.step(nets["critic"], g, state["critic"], k, self.critic_lr)
 
         def loss(net: Tensor) -> tuple[Tensor, Tree]:
             return -self.value(critic, t["s"], self.policy(net, t["s"])).mean(), {}
 
-        actor, actor_adam = _adam(nets["actor"], grad(loss, nets["actor"])[0], adam["actor"], k, self.actor_lr)
+        g, _ = grad(loss, nets["actor"])
+        actor, actor_adam = adam.step(nets["actor"], g, state["actor"], k, self.actor_lr)
         nets = {"actor": actor, "critic": critic}
         new = {
             "nets": nets,
@@ -174,12 +176,3 @@ def _network(key: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
         drawn.append(within(limit, fold(key, 2 * j), inputs * outputs))
         drawn.append(within(1 / math.sqrt(inputs), fold(key, 2 * j + 1), outputs))
     return torch.cat(drawn)
-
-
-def _adam(net: Tensor, g: Tensor, state: Tree, k: Tensor, lr: float) -> tuple[Tensor, Tree]:
-    """Step k (from 1 on) of Adam."""
-    m = BETA1 * state["m"] + (1 - BETA1) * g
-    v = BETA2 * state["v"] + (1 - BETA2) * g * g
-    rise1, rise2 = (1 - beta ** k.double() for beta in (BETA1, BETA2))  # in float32, 0.999 ** 1 has lost 4 digits
-    step = (m / rise1.to(net.dtype)) / (torch.sqrt(v / rise2.to(net.dtype)) + EPS)
-    return net - lr * step, {"m": m, "v": v}

@@ -1,0 +1,23 @@
+"""Adam, for what is not trained by the run's SGD and is one tensor.
+
+Kingma, Ba. Adam: A Method for Stochastic Optimization. ICLR 2015.
+"""
+
+import torch
+from torch import Tensor
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+State = dict[str, Tensor]
+
+
+def start(x: Tensor) -> State:
+    return {"m": torch.zeros_like(x), "v": torch.zeros_like(x)}
+
+
+def step(x: Tensor, g: Tensor, state: State, k: Tensor, lr: float) -> tuple[Tensor, State]:
+    """Step k (from 1 on): the new values and the new state."""
+    m = BETA1 * state["m"] + (1 - BETA1) * g
+    v = BETA2 * state["v"] + (1 - BETA2) * g * g
+    rise1, rise2 = (1 - beta ** k.double() for beta in (BETA1, BETA2))  # in float32, 0.999 ** 1 has lost 4 digits
+    return x - lr * (m / rise1.to(x.dtype)) / (torch.sqrt(v / rise2.to(x.dtype)) + EPS), {"m": m, "v": v}
