@@ -31,7 +31,7 @@ from torch import Tensor
 from fedloom.core.keys import Key, fold, rng
 from fedloom.core.network import Params
 from fedloom.core.registry import Registry
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Tree, size_bytes
 
 if TYPE_CHECKING:
     from fedloom.core.task import Task
@@ -148,6 +148,10 @@ class Algorithm:
     def download(self, task: Task, server: Tree, ids: Tensor, t: int, key: Key) -> tuple[Tree, Tree]:
         """What all clients receive, and what each receives for itself (stacked in the order of ids)."""
         return server, {}
+
+    def size_of_parts(self, parts: Tree) -> int:
+        """Bytes of what clients receive for themselves, for a method whose parts hold more, to fill up the stack."""
+        return size_bytes(parts)
 
     def begin(self, task: Task, down: Tree, own: Tree, info: Info) -> Tree:
         raise NotImplementedError

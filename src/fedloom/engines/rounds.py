@@ -175,7 +175,7 @@ class Rounds:
         common = size_bytes(cohort.shared) - size_bytes(self.constants)
         report = {**done.report, **self.alg.report_server(self.task, self.server, cohort.info)}
         numbers = {name: value.double().cpu().numpy() for name, value in report.items()}
-        return common * len(ids) + size_bytes(cohort.parts), size_bytes(done.up), numbers
+        return common * len(ids) + self.alg.size_of_parts(cohort.parts), size_bytes(done.up), numbers
 
     def _remember(self, ids: np.ndarray, scores: Scores) -> None:
         """PM_post stays what it was until the client trains again, and so do its scores."""

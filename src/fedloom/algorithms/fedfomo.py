@@ -1,0 +1,108 @@
+"""FedFomo: a client is sent the models of a few others and moves towards those that do better on its held-out samples.
+
+Zhang, Sapra, Fidler, Yeung, Alvarez. Personalized Federated Learning with First Order Model Optimization. ICLR 2021.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedloom.algorithms.local import Local
+from fedloom.algorithms.parts.holdout import divided
+from fedloom.algorithms.parts.measuring import measuring, tally, tally_each
+from fedloom.algorithms.parts.picking import pick
+from fedloom.core.autodiff import vmap
+from fedloom.core.contract import Phase
+from fedloom.core.keys import fold, stream
+from fedloom.core.settings import setting
+from fedloom.core.tree import norm, size_bytes, sub, take, tree_map
+
+
+@dataclass(frozen=True)
+class FedFomo(Local):
+    name = "fedfomo"
+    source = "Zhang et al., ICLR"
+    paper = "Personalized Federated Learning with First Order Model Optimization"
+    year = 2021
+    shared = "models theta_n of M others, weights w_n"
+    private = "held-out samples"
+
+    M: int = setting(5, "models that a client is sent", low=0)
+    eps: float = setting(0.3, "chance, in round 0, that a random model is sent instead of the next best", low=0, high=1)
+    eps_decay: float = setting(0.05, "by how much the chance falls per round", low=0)
+    val_share: float = setting(0.2, "share of the training samples that is held out", above=0, high=0.9)
+
+    def slots(self, task):
+        return max(1, min(self.M, task.clients - 1))
+
+    # -- the server ---------------------------------------------------------------------------------------------
+
+    def init_server(self, task, key):
+        n, device = task.clients, task.data.device
+        return {
+            "models": tree_map(lambda p: p.new_zeros((n, *p.shape)), task.init(key)),
+            "known": torch.zeros(n, dtype=torch.bool, device=device),  # who has uploaded
+            "P": torch.eye(n, dtype=task.dtype, device=device),  # affinities
+        }
+
+    def choose(self, task, server, ids, t, key):
+        """Whose models each client is sent, and which of these slots are filled."""
+        eps, draw = max(0.0, self.eps - self.eps_decay * t), fold(key, stream("fomo"), t)
+        return pick(server["P"], server["known"] & (self.M > 0), ids, self.slots(task), eps, draw)
+
+    def download(self, task, server, ids, t, key):
+        who, there = self.choose(task, server, ids, t, key)
+        return {}, {"models": take(server["models"], who), "there": there}
+
+    def size_of_parts(self, parts):
+        return int(parts["there"].sum()) * size_bytes(take(parts["models"], (0, 0)))
+
+    def aggregate(self, task, server, up, info, t, key):
+        who, _ = self.choose(task, server, info.id, t, key)  # as it was for the download
+        return {
+            "models": tree_map(lambda old, theta: old.index_copy(0, info.id, theta), server["models"], up["theta"]),
+            "known": server["known"].index_fill(0, info.id, True),
+            "P": server["P"].index_put((info.id[:, None], who), up["w"], accumulate=True),
+        }
+
+    # -- the client ---------------------------------------------------------------------------------------------
+
+    def begin(self, task, down, own, info):
+        zeros = torch.zeros(self.slots(task), 3, dtype=task.dtype, device=info.n.device)
+        return {**super().begin(task, down, own, info), "mine": zeros[0], "theirs": zeros, "w": zeros[:, 0]}
+
+    def phases(self, task):
+        train, held_out = divided(self.val_share, "fomo")
+        return [
+            measuring(task, self.judge, select=held_out),
+            Phase(self.step, task.epochs, select=train, enter=self.mix),
+        ]
+
+    def judge(self, task, work, batch, down, info):
+        theta = work["theta"]
+        mine, theirs = tally(task, theta, batch), tally_each(task, theta, down["models"], batch)
+        return {**work, "mine": work["mine"] + mine, "theirs": work["theirs"] + theirs}
+
+    def mix(self, task, work, down, info):
+        theta = work["theta"].params
+        gain = (work["mine"][1] - work["theirs"][:, 1]) / work["mine"][2].clamp(min=1)
+        apart = vmap(lambda other: norm(sub(other, theta)))(down["models"])
+        w = torch.where(down["there"] & torch.isfinite(gain) & (apart > 0), gain / (apart + 1e-5), 0)
+        total = w.clamp(min=0).sum()
+        share = w.clamp(min=0) / torch.where(total > 0, total, 1)
+
+        def moved(mine, theirs):
+            s = share.view(-1, *[1] * mine.dim())
+            return mine + torch.where(s > 0, s * (theirs - mine), 0).sum(0)  # one without a share may have diverged
+
+        return {**work, "theta": work["theta"]._replace(params=tree_map(moved, theta, down["models"])), "w": w}
+
+    def step(self, task, work, batch, down, info):
+        return {**work, **super().step(task, work, batch, down, info)}
+
+    def report(self, task, work, down, info):
+        return {"w": work["w"]}
+
+    def finish(self, task, work, down, own, info):
+        theta = work["theta"].params
+        return {"theta": theta}, {"theta": theta, "w": work["w"]}
