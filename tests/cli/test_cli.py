@@ -27,7 +27,7 @@ def fedloom(monkeypatch, capsys, *args):
 
 MISTAKES = {
     "algorithm": (("run", "fedrap"), "did you mean 'fedrep'?"),
-    "algorithm far off": (("run", "xxxxxxxxx"), "known: ditto, fed"),
+    "algorithm far off": (("run", "xxxxxxxxx"), "known: dap-fl, ditto"),
     "data set": (("run", "--dataset", "digitz"), "did you mean 'digits'?"),
     "model": (("run", "--model", "cnn9"), "did you mean 'cnn8'?"),
     "partition": (("run", "--partition", "dirichlet"), "did you mean 'dirichlet_class'?"),
