@@ -205,12 +205,34 @@ def test_traffic_is_what_the_specification_lists():
         "scaffold": (2 * (body + head), 2 * (body + head)),
         "fedper": (body, body),
         "fedrep": (body, body),
-        **dict.fromkeys(("page", "fedrod", "fedphp", "fedala", "fml", "moon"), (body + head, body + head)),
+        **dict.fromkeys(
+            (
+                "page",
+                "fedrod",
+                "fedphp",
+                "fedala",
+                "fml",
+                "moon",
+                "fedsam",
+                "feddyn",
+                "per-fedavg",
+                "pfedme",
+                "mapper",
+                "partialfed",
+                "dap-fl",
+            ),
+            (body + head, body + head),
+        ),
+        "fedrecon": (body, body),
+        "lg-fedavg": (head, head),
+        "hypcluster": (2 * (body + head), body + head + 8),  # the index of a model is an int64
+        "fedfomo": (0, body + head + 5 * 8),  # nobody has uploaded before the first round
         "fedproto": (4 * 8 * 8 + 4, 4 * 8 * 8 + 4),  # prototypes in float64, and a byte per class
     }
     task = make_task(RAGGED, data={"server": 20})
     for name, (down, up) in expected.items():
-        done = play(method(name), task, rounds=1)[1][0]
+        small = {"allow_small": True} if name == "per-fedavg" else {}
+        done = play(method(name, **small), task, rounds=1)[1][0]
         assert (done.bytes_down, done.bytes_up) == (m * down, m * up), name
 
 

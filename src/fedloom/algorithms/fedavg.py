@@ -31,7 +31,7 @@ class FedAvg(Algorithm):
 
     def step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch)
-        return {"w": task.sgd(w, g)}
+        return {**work, "w": task.sgd(w, g)}
 
     def finish(self, task, work, down, own, info):
         return own, {"w": work["w"].params}

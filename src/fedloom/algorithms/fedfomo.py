@@ -97,9 +97,6 @@ class FedFomo(Local):
 
         return {**work, "theta": work["theta"]._replace(params=tree_map(moved, theta, down["models"])), "w": w}
 
-    def step(self, task, work, batch, down, info):
-        return {**work, **super().step(task, work, batch, down, info)}
-
     def report(self, task, work, down, info):
         return {"w": work["w"]}
 

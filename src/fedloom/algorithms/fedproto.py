@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from fedloom.algorithms.parts.distances import batch_mean
+from fedloom.algorithms.parts.measuring import measuring
 from fedloom.core.contract import Algorithm, Phase
 from fedloom.core.settings import setting
 
-LOOK = 64  # samples at least in a batch of the pass that only looks
 FAR = 27.6  # how much less likely, in logarithms, a class without a prototype is than the farthest one with
 
 
@@ -39,8 +39,7 @@ class FedProto(Algorithm):
         return {"theta": task.slot(own["theta"]), "sums": torch.zeros_like(down["G"])}
 
     def phases(self, task):
-        look = max(LOOK, task.batch_size)
-        return [Phase(self.step, task.epochs), Phase(self.collect, batch=look, shuffle=False, train=False)]
+        return [Phase(self.step, task.epochs), measuring(task, self.collect)]
 
     def step(self, task, work, batch, down, info):
         def loss(out, batch):

@@ -61,9 +61,6 @@ class HypCluster(FedAvg):
         j = smallest(work["seen"][:, 1])  # sums over the same samples
         return {**work, "w": work["w"]._replace(params=take(down["models"], j)), "j": j}
 
-    def step(self, task, work, batch, down, info):
-        return {**work, **super().step(task, work, batch, down, info)}
-
     def report(self, task, work, down, info):
         return {"cluster": work["j"]}
 

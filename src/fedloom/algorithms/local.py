@@ -23,7 +23,7 @@ class Local(Algorithm):
 
     def step(self, task, work, batch, down, info):
         g, theta = task.grad(work["theta"], batch)
-        return {"theta": task.sgd(theta, g)}
+        return {**work, "theta": task.sgd(theta, g)}
 
     def finish(self, task, work, down, own, info):
         return {"theta": work["theta"].params}, {}

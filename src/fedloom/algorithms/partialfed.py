@@ -93,9 +93,6 @@ class PartialFed(FedAvg):
     def load(self, task, work, down, info):
         return {"w": work["w"]._replace(params=self.loaded(task, work, down)), "pi": work["pi"]}
 
-    def step(self, task, work, batch, down, info):
-        return {**work, **super().step(task, work, batch, down, info)}
-
     def report(self, task, work, down, info):
         return {} if self.mode == "fix" else {"global": (work["pi"][:, 1] >= work["pi"][:, 0]).to(task.dtype)}
 

@@ -1,16 +1,19 @@
 """Passes that only measure: how one or several models do on samples of a client."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from fedloom.algorithms.parts.tuned import LOOK
 from fedloom.core.autodiff import vmap
 from fedloom.core.contract import Batch, Phase, Slot, Step
 from fedloom.core.network import Params
 from fedloom.core.task import Task
 
+LOOK = 64  # samples at least in a batch that is only measured
 
-def measuring(task: Task, step: Step, **more) -> Phase:
+
+def measuring(task: Task, step: Step, **more: Any) -> Phase:
     """Once over the samples, in order, without training."""
     return Phase(step, batch=max(LOOK, task.batch_size), shuffle=False, train=False, **more)
 

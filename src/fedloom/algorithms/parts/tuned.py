@@ -6,12 +6,11 @@ from typing import Literal
 import torch
 
 from fedloom.algorithms.parts.ddpg import DDPG
+from fedloom.algorithms.parts.measuring import measuring, tally
 from fedloom.core.contract import Algorithm, Phase
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
 from fedloom.core.task import clip_norm
-
-LOOK = 64  # samples at least in a batch that is only measured
 
 
 @dataclass(frozen=True)
@@ -57,15 +56,14 @@ class Tuned(Algorithm):
 
     def looking(self, task, select="train"):
         """A pass that measures the model as it is."""
-        return Phase(self.look, select=select, batch=max(LOOK, task.batch_size), shuffle=False, train=False)
+        return measuring(task, self.look, select=select)
 
     def training(self, enter):
         """alpha_i epochs with learning rate eta_i, both chosen in `enter`."""
         return Phase(self.step, lambda task, work, info: work["alpha"], enter=enter)
 
     def look(self, task, work, batch, down, info):
-        score = task.score(task.predict(work["w"], batch.x).logits, batch.y, batch.mask)
-        return {**work, "seen": work["seen"] + score.sum(0)}
+        return {**work, "seen": work["seen"] + tally(task, work["w"], batch)}
 
     def step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch)
