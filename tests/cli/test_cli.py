@@ -117,17 +117,62 @@ def test_lists_say_the_same_to_people_and_machines(kind, monkeypatch, capsys):
     for thing in json.loads(text):
         assert thing["name"] in table
         _, details, _ = fedloom(monkeypatch, capsys, "list", kind, thing["name"])
+        words = "".join(details.split())
         for setting, about in thing["settings"].items():
             assert setting in details
             assert about["about"]
+            for word in about["about"].split():  # all of it, brackets included
+                assert word in words
 
 
-def test_the_eight_methods_are_listed_with_what_they_share(monkeypatch, capsys):
+METHODS = [
+    "local",
+    "fedavg",
+    "fedavg-ft",
+    "fedprox",
+    "fedsam",
+    "scaffold",
+    "feddyn",
+    "dap-fl",
+    "fedrecon",
+    "per-fedavg",
+    "pfedme",
+    "ditto",
+    "fedper",
+    "fedrep",
+    "fedrod",
+    "fedphp",
+    "fedproto",
+    "pfedhn",
+    "fedala",
+    "hypcluster",
+    "lg-fedavg",
+    "mapper",
+    "partialfed",
+    "fedfomo",
+    "fml",
+    "moon",
+    "plgu-lf",
+    "plgu-grep",
+    "plgu-ghn",
+    "gpfl",
+    "page",
+    "pfedkt",
+]
+
+
+def test_all_methods_of_the_papers_are_listed_with_what_they_share(monkeypatch, capsys):
     _, text, _ = fedloom(monkeypatch, capsys, "list", "algorithms", "--json")
     found = {a["name"]: a for a in json.loads(text)}
-    expected = {"local", "fedavg", "fedavg-ft", "fedprox", "fedper", "fedrep", "ditto", "scaffold"}
-    assert expected <= set(found)
-    assert all(a["shared"] and a["private"] and a["source"] for a in found.values())
+    assert len(METHODS) == 32
+    assert set(METHODS) <= set(found)
+    for name in METHODS:
+        a = found[name]
+        assert a["shared"]
+        assert a["private"]
+        assert a["source"]
+        assert a["personal_model"] or a["global_model"]
+        assert name in ("local", "fedavg-ft") or (a["paper"] and a["year"])  # controls without a paper
     assert (found["fedrep"]["personal_model"], found["fedrep"]["global_model"]) == (True, False)
     assert (found["fedavg"]["personal_model"], found["fedavg"]["global_model"]) == (False, True)
 

@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from fedloom.report.leaderboard import COLUMNS, VIEWS, caption, cell, main_rows, number, size
 
@@ -191,7 +192,7 @@ def _table(console: Console, kind: str, rows: list[dict[str, Any]]) -> None:
     for column in columns:
         table.add_column(column.removesuffix("_model"), no_wrap=column == "name", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(row[column]) for column in columns))
+        table.add_row(*(Text(_cell(row[column])) for column in columns))  # brackets are text, not markup
     console.print(table)
     console.print(f"Settings of one of them: fedloom list {kind} {rows[0]['name']}", highlight=False)
 
@@ -204,7 +205,7 @@ def _details(console: Console, row: dict[str, Any]) -> None:
     for column in ("setting", "default", "meaning"):
         table.add_column(column)
     for name, about in row["settings"].items():
-        table.add_row(name, str(about["default"]), about["about"])
+        table.add_row(*(Text(text) for text in (name, _default(about["default"]), about["about"])))
     console.print(table if row["settings"] else "It has no settings of its own.", highlight=False)
 
 
@@ -214,3 +215,8 @@ def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k}={v}" for k, v in value.items())
     return "" if value is None else str(value)
+
+
+def _default(value: Any) -> str:
+    """As it is typed."""
+    return str(value).lower() if isinstance(value, bool) else _cell(value)
