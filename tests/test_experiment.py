@@ -39,11 +39,18 @@ def test_a_run_records_every_round_and_every_client():
 
 def test_three_reports_are_the_rounds_that_they_say():
     result = fedloom.run("ditto", rounds=8, clients=6)
-    validation = [row["pre_val_acc_mean"] for row in result.rounds]
+    validation = [(row["pre_val_acc_mean"], -row["pre_val_loss"]) for row in result.rounds]
     test = [row["pre_acc_mean"] for row in result.rounds]
     assert result.last()["round"] == 8
-    assert result.best_on_validation()["round"] == int(np.argmax(validation)) + 1
+    assert result.best_on_validation()["round"] == validation.index(max(validation)) + 1
     assert result.best_on_test()["round"] == int(np.argmax(test)) + 1
+
+
+def test_of_equal_validation_accuracies_the_lowest_loss_decides():
+    result = fedloom.run("local", rounds=4, clients=5)
+    for row, acc, loss in zip(result.rounds, (90, 95, 95, 95), (0.1, 0.4, 0.2, float("nan")), strict=True):
+        row |= {"pre_val_acc_mean": acc, "pre_val_loss": loss}
+    assert result.best_on_validation()["round"] == 3
 
 
 def test_the_convergence_round_is_a_round_not_a_row():

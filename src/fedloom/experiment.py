@@ -170,18 +170,21 @@ class Result:
         return self.rounds[-1]
 
     def best_on_validation(self, view: str = "pre") -> Row:
-        """The evaluated round with the highest mean validation accuracy (the first of equals)."""
-        return self._best(f"{view}_val_acc_mean")
+        """The evaluated round with the highest mean validation accuracy; of equals, which few samples make many, the
+        one with the lowest validation loss."""
+        return self._best(f"{view}_val_acc_mean", f"{view}_val_loss")
 
     def best_on_test(self, view: str = "pre") -> Row:
         """The papers' protocol: selected on the very numbers it reports, so never quote it alone."""
         return self._best(f"{view}_acc_mean")
 
-    def _best(self, column: str) -> Row:
+    def _best(self, column: str, loss: str | None = None) -> Row:
         scored = [row for row in self.rounds if row.get(column) is not None]
         if not scored:
             return self.rounds[-1]
-        return max(scored, key=lambda row: row[column])
+        return max(
+            scored, key=lambda row: (row[column], -row[loss] if loss and math.isfinite(row[loss]) else -math.inf)
+        )
 
     def convergence_round(self, view: str = "pre") -> int:
         """The round in which accuracy stopped rising, as far as it was evaluated."""

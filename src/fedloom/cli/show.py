@@ -101,6 +101,10 @@ def result(console: Console, found: Result) -> None:
         console.print(f"Everything is in {found.folder}", highlight=False, soft_wrap=True)
 
 
+# what fits a narrow terminal; the files have more
+SHORT = ("acc_mean", "acc_low5", "acc_top5", "acc_worst", "client_acc_std", "gain", "harmed", "last")
+
+
 def comparison(console: Console, found: Comparison) -> None:
     """The leaderboard of the personal models; the files have the others too."""
     rows, c = main_rows(found.board), found.config
@@ -114,14 +118,13 @@ def comparison(console: Console, found: Comparison) -> None:
         title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
     table.add_column("method", overflow="fold", min_width=8)
-    for column, (name, _) in COLUMNS.items():
-        table.add_column(name, justify="right", no_wrap=column == "acc_mean")
+    for column in SHORT:
+        table.add_column(COLUMNS[column][0], justify="right", no_wrap=column == "acc_mean")
     for row in rows:
-        table.add_row(
-            row["method"],
-            cell(row, "acc_mean", between=" ±"),
-            *(cell(row, c, spread=False, digits=1) for c in list(COLUMNS)[1:]),
-        )
+        numbers = (cell(row, column, spread=False, digits=1) for column in SHORT[1:-1])
+        still_moving = "*" * cell(row, "trend").endswith("*")
+        last = cell(row, "last", spread=False, digits=1) + still_moving
+        table.add_row(row["method"], cell(row, "acc_mean", between=" ±"), *numbers, last)
     console.print(table)
     console.print(f"{caption(found.board)}\n", style="dim", highlight=False)
     costs = Table(title="Cost of a round", title_justify="left", title_style="", box=SIMPLE_HEAD)

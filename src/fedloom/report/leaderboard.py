@@ -41,8 +41,8 @@ def caption(board: Sequence[Row]) -> str:
     )
     if any("trend" in row for row in board):
         text += (
-            " Trend is the mean of the last 20 rounds less that of the 20 before; more than "
-            f"{FLAT:g} either way is marked *: the run was too short."
+            f" A * marks a run that was too short: the mean of its last 20 rounds (trend) is more than {FLAT:g} "
+            "off that of the 20 before."
         )
     return text
 
