@@ -1097,7 +1097,7 @@ def test_dap_fls_agents_are_sent_nowhere_and_are_each_ones_own():
     run, records = play(method("dap-fl"), make_task(SIZES), EAGER, rounds=1)
     model = size_bytes(run.server["w"])
     assert (records[0].bytes_down, records[0].bytes_up) == (4 * model, 4 * model)
-    first = own(run, "agent")["nets"]["actor"][0][0]
+    first = own(run, "agent")["nets"]["actor"]
     assert len({tuple(v.flatten().tolist()) for v in first}) == len(SIZES)
 
 
