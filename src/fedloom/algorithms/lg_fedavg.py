@@ -8,19 +8,22 @@ from dataclasses import dataclass
 
 import torch
 
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.core.contract import Algorithm
 from fedloom.core.settings import setting
 from fedloom.core.tree import mean, where
 
 
 @dataclass(frozen=True)
-class LGFedAvg(Algorithm):
+class LGFedAvg(FedAvg):
     name = "lg-fedavg"
     source = "Liang et al."
     paper = "Think Locally, Act Globally: Federated Learning with Local and Global Representations"
     year = 2020
     shared = "head h"
     private = "body phi_i"
+    pre_is_global = False
+    global_model = Algorithm.global_model  # none
 
     pretrain_rounds: int = setting(0, "rounds of FedAvg at first, after which bodies are private", low=0)
 
@@ -41,13 +44,6 @@ class LGFedAvg(Algorithm):
         phi = where(own["alone"], own["phi"], down["phi"]) if self.pretrain_rounds else own["phi"]
         return {"w": task.slot({**phi, **down["h"]})}
 
-    def phases(self, task):
-        return [Phase(self.step, task.epochs)]
-
-    def step(self, task, work, batch, down, info):
-        g, w = task.grad(work["w"], batch)
-        return {"w": task.sgd(w, g)}
-
     def finish(self, task, work, down, own, info):
         phi, h = task.body(work["w"].params), task.head(work["w"].params)
         kept = {"phi": phi, **({"alone": info.t >= self.pretrain_rounds} if self.pretrain_rounds else {})}
@@ -55,6 +51,3 @@ class LGFedAvg(Algorithm):
 
     def aggregate(self, task, server, up, info, t, key):
         return {**server, **mean(up, info.n)}
-
-    def model(self, task, work, down, info):
-        return work["w"]

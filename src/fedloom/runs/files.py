@@ -90,8 +90,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, 
     """A safetensors file with a checksum of its contents (and a note) in its header."""
     # one entry: several would be written in no particular order
     header = {"fedloom": json.dumps({**(note or {}), "checksum": checksum(tensors)}, sort_keys=True)}
-    # copies, because safetensors refuses two names for one memory
-    data = save({k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}, metadata=header)
+    # one copy of each, because safetensors refuses two names for one memory
+    here = {k: v.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for k, v in tensors.items()}
+    data = save(here, metadata=header)
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
