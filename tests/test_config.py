@@ -196,7 +196,7 @@ def test_the_command_line_puts_options_over_the_file_over_the_preset(tmp_path, m
     number of clients is the option's."""
     file = tmp_path / "mine.yaml"
     file.write_text("clients: 7\ndataset: {per_client: 50}\nsplit: [0.5, 0.25, 0.25]\n")
-    args = ["data", "--preset", "page/synthetic", "--config", str(file), "--clients", "4", "--json"]
+    args = ["data", "show", "--preset", "page/synthetic", "--config", str(file), "--clients", "4", "--json"]
     monkeypatch.setattr(sys, "argv", ["fedloom", *args])
     with pytest.raises(SystemExit) as stop:
         cli.main()

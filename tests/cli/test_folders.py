@@ -142,8 +142,8 @@ MISTAKES = {
     ),
     "own model": (edit("stopped/config.yaml", model={"name": "Net", "own": True}), RESUME, "'Net' was made in Python"),
     # pictures
-    "picture of another kind": (nothing, ("data", "--picture", "x.gif"), "png, svg or pdf"),
-    "picture in no folder": (nothing, ("data", "--picture", "x/y.png"), "x/y.png could not be written"),
+    "picture of another kind": (nothing, ("data", "show", "--picture", "x.gif"), "png, svg or pdf"),
+    "picture in no folder": (nothing, ("data", "show", "--picture", "x/y.png"), "x/y.png could not be written"),
 }  # fmt: skip
 
 
@@ -263,12 +263,14 @@ def test_a_comparison_prints_and_keeps_a_leaderboard(tmp_path, monkeypatch, caps
 
 def test_data_shows_a_partition_without_training(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, out, err = call(monkeypatch, capsys, "data", "--clients", "6", "--set", "beta=0.3", "--picture", "p.png")
+    code, out, err = call(
+        monkeypatch, capsys, "data", "show", "--clients", "6", "--set", "beta=0.3", "--picture", "p.png"
+    )
     assert code == 0
     assert "1797 samples of 10 classes at 6 clients" in out
     assert "p.png" in err
     assert Path("p.png").read_bytes()[:4] == b"\x89PNG"
-    _, text, _ = call(monkeypatch, capsys, "data", "--clients", "6", "--set", "beta=0.3", "--json")
+    _, text, _ = call(monkeypatch, capsys, "data", "show", "--clients", "6", "--set", "beta=0.3", "--json")
     found = json.loads(text)
     assert sum(one["samples"] for one in found["clients"]) == 1797
     assert all(

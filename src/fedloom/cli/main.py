@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.logging import RichHandler
 
-from fedloom.cli import show
+from fedloom.cli import data, show
+from fedloom.cli.console import err, log, out
 from fedloom.cli.options import with_settings
 from fedloom.core.errors import UserError, unknown
 
@@ -22,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-out, err = Console(), Console(stderr=True)
+app.add_typer(data.app, name="data")
 UsageError: Any = typer.BadParameter.__base__  # typer exports the leaves of its exceptions only
 
 PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
@@ -46,7 +44,7 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Train and evaluate one method. Without arguments: Ditto on digits, 20 clients, Dirichlet 0.1."""
-    _log(verbose)
+    log(verbose)
     from fedloom.config import combine, resolve
     from fedloom.experiment import execute
     from fedloom.runs.directory import Directory
@@ -82,7 +80,7 @@ def compare(
     verbose: Verbose = False,
 ) -> None:
     """Train and evaluate several methods on one task, each with several seeds, and rank them."""
-    _log(verbose)
+    log(verbose)
     from fedloom.comparison import METHODS, carry_out, configurations, parse_methods, parse_seeds, read_comparison
     from fedloom.config import combine
 
@@ -102,30 +100,6 @@ def compare(
             "compare", folder,
         )  # fmt: skip
     show.comparison(out, found)
-
-
-@app.command()
-@with_settings("dataset", "partition", "clients", "data_dir")
-def data(
-    request: Request,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", help="file for a picture (png, svg or pdf)", **PLAIN)
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
-) -> None:
-    """Show who would have which data, without training."""
-    _log(False)
-    from fedloom.config import combine, resolve
-    from fedloom.experiment import make_data
-    from fedloom.report import partition
-
-    if picture is not None:
-        partition.check_picture(picture)
-    federation = make_data(resolve(combine({"device": "cpu"}, request)))
-    show.partition(out, partition.describe(federation), json)
-    if picture is not None:
-        partition.draw(federation, picture)
-        err.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
 
 
 KINDS = ("algorithms", "datasets", "models", "partitions", "presets")
@@ -180,12 +154,6 @@ def _stoppable(job: Any, command: str, folder: Path | None) -> Any:
         if folder is not None and any((folder / name).exists() for name in ("config.yaml", "compare.yaml")):
             err.print(f"Continue with: fedloom {command} --resume {folder}", highlight=False, soft_wrap=True)
         sys.exit(130)
-
-
-def _log(verbose: bool) -> None:
-    level = logging.INFO if verbose else logging.WARNING
-    handler = RichHandler(level, console=err, show_time=False, show_path=False, show_level=False)
-    logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
 
 
 def main() -> None:

@@ -28,6 +28,15 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class Source:
+    """A file that a data set is made from, and where it is published."""
+
+    file: str  # its path in the data set's folder
+    urls: tuple[str, ...]  # the publisher's, then mirrors
+    unpack: bool = False  # an archive whose members go into the folder
+
+
+@dataclass(frozen=True)
 class Dataset(ABC):
     """A data set by name. Subclasses set the class variables and add fields for their options."""
 
@@ -36,6 +45,9 @@ class Dataset(ABC):
     size: ClassVar[str]
     model: ClassVar[str]  # the model and the settings of local training that are used when none are given
     partition: ClassVar[str] = "dirichlet_class"
+    aliases: ClassVar[tuple[str, ...]] = ()  # other names that its folder may have
+    licence: ClassVar[str] = ""
+    sources: ClassVar[tuple[Source, ...]] = ()  # what a download fetches
     usual: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
