@@ -95,7 +95,8 @@ def assert_same(alg, task, plan, tolerance, rounds=3):
         assert a.scores.keys() == b.scores.keys()
         for view in a.scores:
             for split in a.scores[view]:
-                np.testing.assert_allclose(b.scores[view][split], a.scores[view][split], rtol=1e-6, atol=1e-6)
+                close = max(tolerance, 1e-6)
+                np.testing.assert_allclose(b.scores[view][split], a.scores[view][split], rtol=close, atol=close)
     return expected
 
 
