@@ -1,5 +1,7 @@
 """Identities between methods, and what holds for all of them."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -120,6 +122,23 @@ def test_with_its_defaults_no_method_is_fedavg_or_local(name):
         theirs = views(method(other))
         common = mine.keys() & theirs.keys()
         assert not all(np.allclose(mine[v], theirs[v], rtol=1e-12, atol=1e-12) for v in common), other
+
+
+@pytest.mark.parametrize("name", methods())
+def test_global_random_generators_neither_matter_nor_move(name):
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+        alg, task = method(name), make_task([max(n, 20) for n in RAGGED], dropout=0.2, data={"server": 20})
+        run, _ = play(alg, task, rounds=2, evaluate=True)
+        after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+        assert torch.equal(before[0], after[0])
+        assert before[1:] == after[1:]
+        found.append((run.server, run.store.everyone()))
+    assert same(*found, tolerance=0)
 
 
 @pytest.mark.parametrize("name", methods())

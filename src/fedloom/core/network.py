@@ -132,7 +132,8 @@ class Network:
         dtype = dtype or sample.dtype
         self._make, self._initial = make, dict[int, Params]()
         self._device, self._dtype = sample.device, dtype
-        module = make()
+        with torch.random.fork_rng(devices=[]):  # nobody else's random numbers change
+            module = make()
         _check(module, head, sample, dtype)
         names = {id(p): name for name, p in module.named_parameters()}  # one name for parameters that are tied
         self.head = tuple(name for name in names.values() if name.startswith(f"{head}."))
