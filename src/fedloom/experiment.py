@@ -94,12 +94,12 @@ def _network(config: Config, data: Federation) -> Network:
     sample = data.prepare(data.x[rows])
     if len(sample) == 1:
         sample = torch.cat([sample, sample])
-    shape, classes = tuple(sample.shape[1:]), data.classes
+    shape, classes, vocab = tuple(sample.shape[1:]), data.classes, data.token_ids()
     model = config.model
     if isinstance(model, nn.Module):  # its values are where everybody starts, whatever the seed
         return Network(lambda: copy.deepcopy(model), config.head, sample, data.dtype)
     if isinstance(model, Model):
-        return Network(lambda: model.build(shape, classes), "head", sample, data.dtype)
+        return Network(lambda: model.build(shape, classes, vocab), "head", sample, data.dtype)
     return Network(model, config.head, sample, data.dtype)
 
 
@@ -110,6 +110,11 @@ def check(alg: Algorithm, task: Task) -> None:
         raise UserError("No client has test samples, so nothing could be evaluated.")
     if task.network.outputs < task.classes:
         raise UserError(f"The model has {task.network.outputs} outputs, but the data has {task.classes} classes.")
+    made, wanted = task.network.positions, tuple(task.data.y.shape[1:])
+    if made != wanted:
+        say = [f"a label at each of {shape[0]} positions" if shape else "one label" for shape in (made, wanted)]
+        other = "lstm_so" if wanted else "lstm_shakes" if task.data.x.dtype == torch.int64 else "mlp"
+        raise UserError(f"The model predicts {say[0]} of a sample, but the data has {say[1]}; use one such as {other}.")
     if ratio > 1 and ratio != int(ratio):
         raise UserError(f"participation must be a share up to 1 or a whole number of clients, not {ratio:g}.")
     if ratio > n:

@@ -17,7 +17,7 @@ from fedloom.core.tree import Tree
 _here = threading.local()
 
 
-def _inside_vmap() -> bool:
+def inside_vmap() -> bool:
     return getattr(_here, "depth", 0) > 0
 
 
@@ -36,7 +36,7 @@ def vmap(f: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
 
 def grad(f: Callable[[Tree], tuple[Tensor, Tree]], at: Tree) -> tuple[Tree, Tree]:
     """For f(at) -> (loss, aux): the gradient of the loss with the structure of `at`, and aux."""
-    if _inside_vmap():
+    if inside_vmap():
         return torch.func.grad(f, has_aux=True)(at)
     flat, spec = tree_flatten(at)
     with torch.enable_grad():

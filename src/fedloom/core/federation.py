@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.errors import UserError
+
 SPLITS = ("train", "val", "test")
 
 
@@ -55,6 +57,7 @@ class Federation:
     server: Tensor | None = None  # indices of D_CS, the server's own data
     shift: tuple[float, ...] = (0.0,)  # per channel: x is used as (x * unit - shift) / spread
     spread: tuple[float, ...] = (1.0,)
+    vocab: int | None = None  # number of token ids, where samples are sequences of them [as many as occur]
     dtype: torch.dtype = torch.float32
     notes: tuple[str, ...] = field(default=())  # what a reader of the results should know
 
@@ -65,6 +68,18 @@ class Federation:
     @property
     def device(self) -> torch.device:
         return self.x.device
+
+    def token_ids(self) -> int | None:
+        """How many token ids there are; None where samples are numbers. Whole numbers of 64 bits are token ids."""
+        if self.x.dtype != torch.int64:
+            return None
+        low, high = (int(v) for v in self.x.aminmax()) if self.x.numel() else (0, 0)
+        if low < 0 or (self.vocab is not None and high >= self.vocab):
+            wrong, range_ = (
+                (low, "not negative") if low < 0 else (high, f"below {self.vocab}, the size of the vocabulary")
+            )
+            raise UserError(f"A sample holds the token id {wrong}; token ids must be {range_}.")
+        return high + 1 if self.vocab is None else self.vocab
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Federation:
         whole = self.x.dtype in (torch.uint8, torch.int64)  # pixels and token ids keep their type
@@ -125,7 +140,8 @@ class Federation:
 
     def fingerprint(self) -> str:
         """Identifies the samples, whoever has them."""
-        h = hashlib.sha256(f"{self.classes} {self.shift} {self.spread}".encode())
+        vocab = "" if self.vocab is None else f" {self.vocab}"
+        h = hashlib.sha256(f"{self.classes} {self.shift} {self.spread}{vocab}".encode())
         for values in (self.x, self.y):
             h.update(f"{values.dtype} {tuple(values.shape)}".encode())
             h.update(np.ascontiguousarray(values.cpu().numpy()).data)

@@ -1,13 +1,13 @@
 """A `torch.nn.Module` as pure functions of parameters and buffers, split into body and head.
 
-Three things a module does behind one's back are made explicit. BatchNorm reads the padding mask and returns
-its new running statistics; dropout draws from a key; the head is a named submodule that comes last, so that
-`module(x) == head(body(x))`, which is checked.
+Four things a module does behind one's back are made explicit. BatchNorm reads the padding mask and returns
+its new running statistics; dropout draws from a key; an LSTM reads the parameters it is given and not a list of its
+own; the head is a named submodule that comes last, so that `module(x) == head(body(x))`, which is checked.
 """
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import UserError, unknown
 from fedloom.core.keys import fold, uniform
+from fedloom.core.recurrent import Recurrent
 
 Params = dict[str, Tensor]
 
@@ -117,6 +118,8 @@ def _replace_layers(module: nn.Module, prefix: str = "") -> None:
             if not isinstance(child, nn.Dropout):
                 raise UserError(f"The model's '{path}' is a {type(child).__name__}; only nn.Dropout is supported.")
             setattr(module, name, KeyedDropout(child.p))
+        elif isinstance(child, nn.RNNBase):
+            setattr(module, name, Recurrent(child, path, KeyedDropout(child.dropout)))
         else:
             _replace_layers(child, f"{path}.")
 
@@ -149,6 +152,7 @@ class Network:
             out = self.apply(self.init(0), self.buffers, sample[:1], train=False)
         self.feature_dim: int = out.features.shape[-1]
         self.outputs: int = out.logits.shape[-1]
+        self.positions: tuple[int, ...] = tuple(out.logits.shape[1:-1])  # () where a sample has one prediction
 
     def init(self, seed: int) -> Params:
         """Initial parameters: the module's own initialisation under a seed of its own, drawn on the CPU. They are kept,
@@ -185,20 +189,31 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalRes
 
 
 def _layers(module: nn.Module, names: dict[int, str]) -> tuple[tuple[str, ...], ...]:
-    """Parameters by layer: every module with parameters opens one; a normalisation belongs to the layer before it, or,
-    where there is none, to the one after it."""
+    """Parameters by layer: every module with parameters opens one, a recurrent one as many as it has layers; a
+    normalisation belongs to the layer before it, or, where there is none, to the one after it."""
     layers: list[list[str]] = []
     early: list[str] = []
     seen: set[str] = set()
     for m in module.modules():
-        mine = [names[id(p)] for p in m.parameters(recurse=False) if names[id(p)] not in seen]
-        seen.update(mine)
-        if mine and isinstance(m, NORMS):
-            (layers[-1] if layers else early).extend(mine)
-        elif mine:
-            layers.append([*early, *mine])
-            early = []
+        for mine in _groups(m):
+            new = [names[id(p)] for p in mine if names[id(p)] not in seen]
+            seen.update(new)
+            if new and isinstance(m, NORMS):
+                (layers[-1] if layers else early).extend(new)
+            elif new:
+                layers.append([*early, *new])
+                early = []
     return tuple(map(tuple, [*layers, early] if early else layers))
+
+
+def _groups(m: nn.Module) -> Iterable[list[nn.Parameter]]:
+    """The module's own parameters, by layer where it has several (torch calls them weight_ih_l0, weight_ih_l1, ...)."""
+    if not isinstance(m, nn.RNNBase):
+        return [list(m.parameters(recurse=False))]
+    layers: dict[str, list[nn.Parameter]] = {}
+    for name, p in m.named_parameters(recurse=False):
+        layers.setdefault(name.removesuffix("_reverse").rpartition("_l")[2], []).append(p)
+    return layers.values()
 
 
 class _Part:

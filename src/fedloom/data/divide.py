@@ -103,6 +103,7 @@ def _federation(
         server=torch.from_numpy(np.sort(server)) if len(server) else None,
         shift=pool.shift,
         spread=pool.spread,
+        vocab=pool.vocab,
         notes=notes,
     )
 

@@ -24,6 +24,7 @@ class Pool:
     ordered: bool = False  # a client's samples are split in the order in which they are listed
     shift: tuple[float, ...] = (0.0,)
     spread: tuple[float, ...] = (1.0,)
+    vocab: int | None = None  # number of token ids, where samples are sequences of them
     notes: tuple[str, ...] = field(default=())
 
 

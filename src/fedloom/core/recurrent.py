@@ -1,0 +1,149 @@
+"""Recurrent layers that can be stacked.
+
+torch's own kernels for them have no batched form, so under `vmap` the steps are taken one by one in plain tensor
+operations: what does not depend on the step before (the inputs' share of the gates, in the backward pass the gates and
+the weights' gradient) is one product for all steps. One model at a time, torch's kernels run, which are faster.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import _VF, Tensor, nn
+
+from fedloom.core.autodiff import inside_vmap
+from fedloom.core.errors import UserError
+
+State = tuple[Tensor, ...]  # (h, c) of an LSTM, (h,) of the others
+
+
+class Recurrent(nn.Module):
+    """An `nn.LSTM`, `nn.GRU` or `nn.RNN`: the same parameters, the same call."""
+
+    def __init__(self, like: nn.RNNBase, name: str, dropout: nn.Module) -> None:
+        super().__init__()
+        if like.proj_size:
+            raise UserError(
+                f"The model's '{name}' has proj_size={like.proj_size}, which cannot be stacked; leave it out."
+            )
+        self.name, self.mode, self.dropout = name, like.mode, dropout  # between layers
+        self.input_size, self.hidden_size, self.num_layers = like.input_size, like.hidden_size, like.num_layers
+        self.batch_first, self.bidirectional = like.batch_first, like.bidirectional
+        self.directions = ("", "_reverse") if like.bidirectional else ("",)
+        self.weights = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if like.bias else 2]
+        for key, p in like.named_parameters():
+            self.register_parameter(key, p)
+
+    def forward(self, x: Tensor, given: Any = None) -> tuple[Tensor, Any]:
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            raise UserError(f"The model's '{self.name}' must be given batches of padded sequences, a tensor of rank 3.")
+        x = x.transpose(0, 1) if self.batch_first else x
+        start = self._start(x, given)
+        ends: list[State] = []
+        for layer in range(self.num_layers):
+            x = self.dropout(x) if layer else x
+            outputs = []
+            for direction in self.directions:
+                weights = [getattr(self, f"{kind}_l{layer}{direction}") for kind in self.weights]
+                state = tuple(s[len(ends)] for s in start)
+                out, end = self._run(x.flip(0) if direction else x, state, weights)
+                outputs.append(out.flip(0) if direction else out)
+                ends.append(end)
+            x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+        last = tuple(torch.stack(s) for s in zip(*ends, strict=True))
+        return x.transpose(0, 1) if self.batch_first else x, last if self.mode == "LSTM" else last[0]
+
+    def flatten_parameters(self) -> None:
+        """Models call it for cuDNN's sake; there is nothing to do."""
+
+    def _start(self, x: Tensor, given: Any) -> State:
+        if given is not None:
+            return tuple(given) if self.mode == "LSTM" else (given,)
+        zero = x.new_zeros(self.num_layers * len(self.directions), x.shape[1], self.hidden_size)
+        return (zero, zero) if self.mode == "LSTM" else (zero,)
+
+    def _run(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
+        return _stepwise(self.mode, x, state, weights) if inside_vmap() else _native(self.mode, x, state, weights)
+
+
+def _native(mode: str, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
+    options = (weights, len(weights) > 2, 1, 0.0, torch.is_grad_enabled(), False, False)
+    one = tuple(s[None] for s in state)
+    with _quiet() if x.is_cuda else nullcontext():
+        kernel: Any = getattr(_VF, mode.lower())
+        out, *end = kernel(x, one if mode == "LSTM" else one[0], *options)
+    return out, tuple(s[0] for s in end)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without cuDNN's advice to keep all weights in one piece of memory."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights", UserWarning)
+        yield
+
+
+def _stepwise(mode: str, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
+    w_ih, w_hh, *biases = weights
+    h = state[0]
+    if mode == "LSTM":
+        out, cells = _Lstm.apply(F.linear(x, w_ih, biases[0] + biases[1] if biases else None), h, state[1], w_hh)
+        return out, (out[-1], cells[-1])
+    b_ih, b_hh = biases or (None, None)
+    steps = []
+    for z in F.linear(x, w_ih, b_ih).unbind(0):
+        u = F.linear(h, w_hh, b_hh)
+        if mode == "GRU":
+            (z_r, z_z, z_n), (u_r, u_z, u_n) = z.chunk(3, -1), u.chunk(3, -1)
+            keep = torch.sigmoid(z_z + u_z)
+            h = (1 - keep) * torch.tanh(z_n + torch.sigmoid(z_r + u_r) * u_n) + keep * h
+        else:
+            h = torch.tanh(z + u) if mode == "RNN_TANH" else torch.relu(z + u)
+        steps.append(h)
+    return torch.stack(steps), (h,)
+
+
+class _Lstm(torch.autograd.Function):
+    """All steps of an LSTM layer from z = W_ih x + b: (i, f, g, o) = z + W_hh h; c' = s(f) c + s(i) tanh(g);
+    h' = s(o) tanh(c'). The backward pass is differentiable: it works on inputs and outputs alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        w = w.t().contiguous()  # a third faster than a transposed view in every step
+        hs, cs = [], []
+        for step in z.unbind(0):
+            i, f, g, o = (step + h @ w).chunk(4, -1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            hs.append(h)
+            cs.append(c)
+        return torch.stack(hs), torch.stack(cs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    def backward(ctx: Any, dhs: Tensor, dcs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        z, h, c, w, hs, cs = ctx.saved_tensors
+        before, cell = torch.cat([h[None], hs[:-1]]), torch.cat([c[None], cs[:-1]])  # what each step was given
+        i, f, g, o = (z + before @ w.t()).chunk(4, -1)
+        i, f, g, o, out = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o), torch.tanh(cs)
+        slope = torch.cat([g * i * (1 - i), cell * f * (1 - f), i * (1 - g * g), out * o * (1 - o)], -1)
+        through = o * (1 - out * out)  # from h' to c'
+        dh, dc, dz = torch.zeros_like(h), torch.zeros_like(c), []
+        steps = (v.unbind(0)[::-1] for v in (dhs, dcs, through, slope, f))
+        for dh_t, dc_t, through_t, slope_t, f_t in zip(*steps, strict=True):
+            dh = dh + dh_t
+            dc = dc + dc_t + dh * through_t
+            dz.append(torch.cat([dc, dc, dc, dh], -1) * slope_t)
+            dh, dc = dz[-1] @ w, dc * f_t
+        all_dz = torch.stack(dz[::-1])
+        return all_dz, dh, dc, all_dz.flatten(0, 1).t() @ before.flatten(0, 1)
