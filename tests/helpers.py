@@ -11,6 +11,7 @@ from fedloom.core.task import Task
 from fedloom.core.tree import tree_flatten
 from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
+from fedloom.models.zoo import MODELS
 
 
 def make_federation(sizes, classes=4, dim=6, seed=0, held_out=3, server=0, dtype=torch.float64) -> Federation:
@@ -57,6 +58,30 @@ def make_task(
     dim, classes = data.x.shape[1], data.classes
     network = Network(lambda: SmallNet(dim, 8, classes, norm, dropout), "head", data.x[:2], dtype)
     return Task(data, network, **{"lr": 0.1, "batch_size": 10, "rounds": 3, **settings})
+
+
+def model_task(
+    name, shape, *, classes=3, vocab=None, sizes=(5, 1, 9, 12), options=None, device="cpu", **settings
+) -> Task:
+    """A task for a model of the zoo. Samples are random numbers, or tokens where there is a vocabulary; with
+    `classes=None`, every token's label is a token, and some are padding."""
+    draw = np.random.default_rng(3)
+    x = draw.normal(size=(40, *shape)) if vocab is None else draw.integers(0, vocab, (40, *shape))
+    y = draw.integers(0, classes, 40) if classes else draw.integers(-1, vocab, x.shape)
+    splits, start = {"train": [], "val": [], "test": []}, 0
+    for n in sizes:
+        splits["train"].append(np.arange(start, start + n))
+        start += n
+    for i in range(len(sizes)):
+        splits["val"].append(np.arange(start, start + i % 2))
+        splits["test"].append(np.arange(start + 1, start + 2 + i))
+        start += 2 + i % 2
+    lists = {split: Ragged.of([rows % 40 for rows in each]) for split, each in splits.items()}
+    data = Federation(torch.tensor(x), torch.tensor(y), classes or vocab, lists, vocab=vocab)
+    data = data.to(torch.device(device), torch.float64)
+    model = MODELS[name](**(options or {}))
+    network = Network(lambda: model.build(shape, data.classes, vocab), "head", data.x[:2], torch.float64)
+    return Task(data, network, **{"lr": 0.05, "batch_size": 4, "rounds": 2, **settings})
 
 
 RAGGED = (1, 60, 13, 2, 27, 10, 11, 41, 1, 20, 5, 33)  # one to sixty samples, around multiples of the batch size

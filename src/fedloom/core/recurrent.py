@@ -46,7 +46,8 @@ class Recurrent(nn.Module):
         start = self._start(x, given)
         ends: list[State] = []
         for layer in range(self.num_layers):
-            x = self.dropout(x) if layer else x
+            if layer:  # samples first: a mask is a function of the place in memory, and padding samples come last
+                x = self.dropout(x.transpose(0, 1)).transpose(0, 1)
             outputs = []
             for direction in self.directions:
                 weights = [getattr(self, f"{kind}_l{layer}{direction}") for kind in self.weights]
