@@ -1,6 +1,8 @@
 """The models of the experiments: parameters, layers, heads, shapes, initial values, and what they refuse."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -160,6 +162,30 @@ def test_logistic_regression_starts_at_zero():
     assert not any(p.any() for p in MODELS["logreg"]().build((30,), 30).parameters())
 
 
+# -- the page about them
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+
+
+def test_the_page_has_every_model_with_its_paper_its_parameters_and_the_width_of_its_features():
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("| `")]
+    assert [name for name, *_ in rows] == [f"`{name}`" for name in dict.fromkeys(name for name, *_ in TABLE)]
+    for name, paper, _, counts, _, features, _ in rows:
+        known = [row for row in TABLE if f"`{row[0]}`" == name]
+        assert paper == MODELS[name.strip("`")].source
+        numbers = [int(found.replace(",", "")) for found in re.findall(r"[\d,]*\d", re.sub(r"\(.*?\)", "", counts))]
+        assert numbers == list(dict.fromkeys(row[4] for row in known)), name
+        assert features == ("inputs" if name == "`logreg`" else str(known[0][6]))
+
+
+def test_the_example_of_the_page_is_a_model(monkeypatch):
+    monkeypatch.setattr(MODELS, "_known", {name: MODELS[name] for name in MODELS.names()})  # forgotten afterwards
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(example, "models.md", "exec"), {"__name__": "models_page"})
+    found = fedloom.run("fedavg", model="wide", rounds=1, clients=2, width=3, device="cpu", plan="per-client")
+    assert found.server["w"]["head.weight"].shape == (10, 3)
+
+
 # -- text
 
 
@@ -250,7 +276,7 @@ ONE, EACH = torch.arange(20) % 7, torch.arange(60).view(20, 3) % 7
 
 
 def run(data, model, **settings):
-    return fedloom.run("fedavg", data, model=model, rounds=1, device="cpu", **settings)
+    return fedloom.run("fedavg", data, model=model, rounds=1, device="cpu", plan="per-client", **settings)
 
 
 def test_token_ids_beyond_the_vocabulary_and_negative_ones_are_refused():

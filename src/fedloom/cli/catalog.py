@@ -11,7 +11,7 @@ from fedloom.core.registry import Registry
 from fedloom.core.settings import fields
 from fedloom.data.partitions import PARTITIONS
 from fedloom.data.pool import DATASETS, Dataset
-from fedloom.models.zoo import MODELS
+from fedloom.models.zoo import MODELS, Model
 
 
 def catalog(kind: str, name: str | None = None) -> list[dict[str, Any]]:
@@ -49,6 +49,10 @@ def _dataset(cls: type[Dataset]) -> dict[str, Any]:
     return {**facts, "usual": cls.usual, "settings": _settings(cls)}
 
 
+def _model(cls: type[Model]) -> dict[str, Any]:
+    return {"takes": cls.takes, "about": cls.about, "source": cls.source or None, "settings": _settings(cls)}
+
+
 def _plain(cls: Any) -> dict[str, Any]:
     return {"about": cls.about, "settings": _settings(cls)}
 
@@ -82,6 +86,6 @@ def _meaning(key: str, values: dict[str, Any]) -> str:
 KINDS: dict[str, tuple[Registry[Any], Callable[[Any], dict[str, Any]]]] = {
     "algorithms": (ALGORITHMS, _algorithm),
     "datasets": (DATASETS, _dataset),
-    "models": (MODELS, _plain),
+    "models": (MODELS, _model),
     "partitions": (PARTITIONS, _plain),
 }

@@ -222,4 +222,6 @@ def _cell(value: Any) -> str:
 
 def _default(value: Any) -> str:
     """As it is typed."""
+    if isinstance(value, tuple):
+        return "/".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else _cell(value)
