@@ -69,7 +69,7 @@ MISTAKES = {
     "dtype": (("run", "--dtype", "float16"), "float"),
     "missing data": (
         ("run", "--dataset", "fmnist", "--data-dir", "/nowhere"),
-        "Fashion-MNIST was not found in /nowhere",
+        "Data set 'fmnist' was not found in /nowhere",
     ),
     "images too small": (("run", "--model", "cnn4"), "at least 16x16 pixels"),
     "nothing to share": (("run", "fedper", "--model", "logreg"), "allow_degenerate=true"),

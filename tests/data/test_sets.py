@@ -189,9 +189,10 @@ def test_fmnist_is_found_by_the_environment(tmp_path, monkeypatch):
 
 
 def test_fmnist_says_where_it_looked_and_what_to_do_when_it_is_missing(tmp_path, monkeypatch):
-    with user_error(str(tmp_path), "dataset-fashion-mnist", "--data-dir"):
+    words = (str(tmp_path), "download fmnist", "dataset-fashion-mnist", "put train-images-idx3-ubyte.gz", "other 3")
+    with user_error(*words):
         FashionMnist().load(tmp_path, 20, 1)
-    monkeypatch.setattr(fmnist, "DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr(FashionMnist, "debian", ("package", tmp_path / "debian"))
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "mine"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with user_error(str(tmp_path / "debian"), str(tmp_path / "mine" / "fmnist"), str(tmp_path / "cache")):
@@ -255,7 +256,7 @@ def test_fmnist_refuses_a_zipped_file_that_is_damaged(tmp_path, spoil):
         FashionMnist().load(tmp_path, 20, 1)
 
 
-@pytest.mark.skipif(not fmnist.DEBIAN.is_dir(), reason=f"Debian's dataset-fashion-mnist is not in {fmnist.DEBIAN}")
+@pytest.mark.skipif(not FashionMnist.debian[1].is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
 def test_fmnist_from_debian_is_the_published_set(monkeypatch, tmp_path):
     monkeypatch.delenv("FEDLOOM_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from fedloom.core.errors import UserError
 from fedloom.core.registry import Registry
 
 
@@ -49,6 +51,7 @@ class Dataset(ABC):
     aliases: ClassVar[tuple[str, ...]] = ()  # other names that its folder may have
     licence: ClassVar[str] = ""
     sources: ClassVar[tuple[Source, ...]] = ()  # what a download fetches
+    debian: ClassVar[tuple[str, Path] | None] = None  # a package that has it, and where that puts it
     usual: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -63,10 +66,43 @@ class Dataset(ABC):
 DATASETS: Registry[type[Dataset]] = Registry("data set", "fedloom.data.sets")
 
 
-def folders(name: str, data_dir: Path | None) -> list[Path]:
-    """Where a data set may lie, in the order in which it is looked for."""
+def folders(dataset: type[Dataset], data_dir: Path | None) -> list[Path]:
+    """Where a data set may lie, in the order in which it is looked for; a download goes to the first."""
+    names = (dataset.name, *dataset.aliases)
     if data_dir is not None:
-        return [data_dir / name, data_dir]
+        return [*(data_dir / name for name in names), data_dir]
     roots = [Path(os.environ["FEDLOOM_DATA"])] if os.environ.get("FEDLOOM_DATA") else []
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return [*(root / name for root in roots), cache / "fedloom" / name]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedloom"
+    found = [*(root / name for root in roots for name in names), cache / dataset.name]
+    return found + ([dataset.debian[1]] if dataset.debian else [])
+
+
+def locate(dataset: type[Dataset], data_dir: Path | None, layouts: Mapping[str, tuple[str, ...]]) -> tuple[Path, str]:
+    """The folder of a data set, and the name of the layout whose files (relative paths, `*` as in a shell) are all
+    there. Layouts that come first are preferred, and named to somebody who has none."""
+    looked = folders(dataset, data_dir)
+    begun: list[tuple[int, Path, str]] = []
+    for folder in looked:
+        for layout, files in layouts.items():
+            absent = [file for file in files if not _there(folder, file)]
+            if not absent:
+                return folder, layout
+            if len(absent) < len(files):
+                begun.append((len(files) - len(absent), folder, absent[0]))
+    ways = [f"run 'fedloom data download {dataset.name}'"] if dataset.sources else []
+    if begun:
+        _, folder, file = max(begun, key=lambda found: found[0])
+        ways.append("put it there")
+        raise UserError(f"{folder} has no {file}, which data set '{dataset.name}' needs; {', or '.join(ways)}.")
+    ways += [f"install Debian's package '{dataset.debian[0]}'"] if dataset.debian else []
+    first, *rest = next(iter(layouts.values()))
+    more = f" and {rest[0]}" if len(rest) == 1 else f" and the other {len(rest)} files of docs/data.md" if rest else ""
+    ways.append(f"put {first}{more} into {looked[0]}")
+    places = " or ".join(str(folder) for folder in looked)
+    raise UserError(f"Data set '{dataset.name}' was not found in {places}; {', or '.join(ways)}.")
+
+
+def _there(folder: Path, file: str) -> bool:
+    if "*" in file:
+        return any(folder.glob(file))
+    return os.path.exists(folder / file)  # also where the folder must not be read
