@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from fedloom.cli import show
 from fedloom.cli.console import err, log, out
 from fedloom.cli.options import with_settings
 
-app = typer.Typer(help="Look at data before training on them.", rich_markup_mode=None, invoke_without_command=True)
+app = typer.Typer(help="Fetch data, look at data, before training.", rich_markup_mode=None, invoke_without_command=True)
 PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
 Request = dict[str, Any]
 
@@ -44,3 +45,39 @@ def show_(
     if picture is not None:
         partition.draw(federation, picture)
         err.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def download(
+    name: Annotated[str, typer.Argument(help="data set, see 'fedloom list datasets'", metavar="NAME")],
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="folder for data sets [$FEDLOOM_DATA, or a cache]", **PLAIN)
+    ] = None,
+) -> None:
+    """Fetch a data set from its publisher; what is there already is not fetched again."""
+    log(False)
+    from fedloom.data import fetch
+    from fedloom.data.pool import DATASETS, folders
+
+    dataset = DATASETS[name]
+    if dataset.built_in:
+        out.print(f"{name} needs no download: {dataset.about}.", highlight=False, soft_wrap=True)
+        return
+    if dataset.debian is not None and data_dir is None and dataset.debian[1].is_dir():
+        package, place = dataset.debian
+        there = f"{name} is there already: {place}, from Debian's package '{package}'."
+        out.print(f"{there} With --data-dir FOLDER it is downloaded.", highlight=False, soft_wrap=True)
+        return
+    if dataset.sources:
+        folder = folders(dataset, data_dir)[0]
+        facts = {"Data set": f"{dataset.about}; {dataset.size}", "Licence": dataset.licence, "Folder": folder}
+        for title, text in facts.items():
+            err.print(f"{title}: {text}", highlight=False, markup=False, soft_wrap=True)
+    try:
+        with show.transfer(err) as watch:
+            folder = fetch.download(dataset, data_dir, watch)
+    except KeyboardInterrupt:
+        again = f"fedloom data download {name}" + (f" --data-dir {data_dir}" if data_dir is not None else "")
+        err.print(f"Stopped.\nContinue with: {again}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(130)
+    out.print(f"{name} is in {folder}", highlight=False, markup=False, soft_wrap=True)

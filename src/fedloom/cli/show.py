@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -63,6 +63,24 @@ def progress(console: Console) -> Iterator[Callable[[str], OnRound | None]]:
             return on_round
 
         yield start
+
+
+@contextmanager
+def transfer(console: Console) -> Iterator[Callable[[str, int, int | None], None] | None]:
+    """A bar for each file that is downloaded; silent where the output is not a terminal."""
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def watch(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file, total=total, completed=done)
+            bar.update(tasks[file], completed=done, total=total)
+
+        yield watch
 
 
 def result(console: Console, found: Result) -> None:

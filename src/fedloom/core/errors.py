@@ -35,7 +35,7 @@ def told(path: Path) -> Iterator[None]:
 
 def _refusal(error: OSError, path: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"The disk is full: {path} could not be written; free some space and continue with --resume."
+        return f"The disk is full: {path} could not be written; free some space and continue."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{path} cannot be written (no permission); choose another folder."
     reason = (error.strerror or str(error) or type(error).__name__).splitlines()[0].rstrip(".").lower()

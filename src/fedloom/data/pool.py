@@ -49,6 +49,7 @@ class Dataset(ABC):
     model: ClassVar[str]  # the model and the settings of local training that are used when none are given
     partition: ClassVar[str] = "dirichlet_class"
     aliases: ClassVar[tuple[str, ...]] = ()  # other names that its folder may have
+    built_in: ClassVar[bool] = False  # made or installed with the package: there are no files
     licence: ClassVar[str] = ""
     sources: ClassVar[tuple[Source, ...]] = ()  # what a download fetches
     debian: ClassVar[tuple[str, Path] | None] = None  # a package that has it, and where that puts it

@@ -14,6 +14,7 @@ class Digits(Dataset):
     about = "8x8 handwritten digits, shipped with scikit-learn"
     size = "1,797 samples, 10 classes"
     model = "mlp"
+    built_in = True
     usual = {"lr": 0.05, "rounds": 50}
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:

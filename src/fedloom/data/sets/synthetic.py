@@ -27,6 +27,7 @@ class Synthetic(Dataset):
     size = "page: 375 samples per client, 30 classes; fedprox: sizes vary, 10 classes"
     model = "logreg"
     partition = "natural"
+    built_in = True
     usual = {"lr": 0.1, "rounds": 50}
 
     variant: Literal["page", "fedprox"] = setting("page", "page: one model for all clients; fedprox: one for each")

@@ -1,0 +1,567 @@
+"""Downloads against a server that fails, breaks off, lies, changes its mind and sends hostile archives."""
+
+import hashlib
+import io
+import itertools
+import json
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from sentences import user_error
+
+from fedloom.cli import main as cli
+from fedloom.data import fetch
+from fedloom.data.pool import DATASETS, Dataset, Source
+
+DATA = np.random.default_rng(0).bytes(300_000)
+OTHER = np.random.default_rng(1).bytes(300_000)
+
+
+class Site:
+    """Files by path. `faults[path]` is what goes wrong, one for every request, nothing once they are used up."""
+
+    def __init__(self):
+        self.files, self.faults, self.tags, self.requests = {}, {}, {}, []
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                site.requests.append((self.path, dict(self.headers)))
+                faults = site.faults.get(self.path, [])
+                site.answer(self, faults.pop(0) if faults else "")
+
+            def log_message(self, *args):
+                pass
+
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request, client_address):
+                pass  # a client that went away
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def answer(self, to, fault):
+        to.close_connection = True
+        if to.path not in self.files or fault.isdecimal():
+            to.send_error(int(fault or 404))
+            return
+        if fault.startswith("to "):
+            to.send_response(302)
+            to.send_header("Location", fault[3:])
+            to.send_header("Content-Length", "0")
+            to.end_headers()
+            return
+        data, tag = self.files[to.path], self.tags.get(to.path, '"one"')
+        asked, start = to.headers.get("Range"), 0
+        if asked and fault != "no ranges" and (fault == "glue" or to.headers.get("If-Range") == tag):
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            to.send_response(206)
+            shown = start + 7 if fault == "wrong range" else start
+            to.send_header("Content-Range", f"bytes {shown}-{len(data) - 1}/{len(data)}")
+        else:
+            to.send_response(200)
+        body = data[start:]
+        to.send_header("Content-Type", "text/html" if fault == "page" else "application/octet-stream")
+        if tag:
+            to.send_header("ETag", tag)
+        if fault in ("chunked", "chunked and cut"):
+            to.send_header("Transfer-Encoding", "chunked")
+            to.end_headers()
+            to.wfile.write(b"%x\r\n" % len(body) + body + (b"\r\n0\r\n\r\n" if fault == "chunked" else b"\r\nff\r\n"))
+            return
+        if fault != "no length":
+            to.send_header("Content-Length", str(len(body) + (5 if fault == "too long a length" else 0)))
+        to.end_headers()
+        to.wfile.write(body[: int(fault.removeprefix("cut "))] if fault.startswith("cut ") else body)
+
+
+@pytest.fixture
+def site(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(fetch, "PAUSE", 0.01)
+    found = Site()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+@pytest.fixture
+def publish(site, monkeypatch):
+    """A data set of one file; `mirrors` are paths on the site."""
+    names = itertools.count()
+
+    def make(file="file.bin", data=DATA, mirrors=("/a",), unpack=False):
+        site.files.update(dict.fromkeys(mirrors, data))
+        sources = (Source(file, tuple(site.url + path for path in mirrors), unpack),)
+        body = {"name": f"published{next(names)}", "about": "a file", "size": "one", "model": "mlp",
+                "licence": "to be read first", "sources": sources, "load": None}  # fmt: skip
+        return type("Published", (Dataset,), body)
+
+    known = {name: DATASETS[name] for name in DATASETS.names()}
+    yield make
+    DATASETS._known.clear()
+    DATASETS._known.update(known)
+
+
+def sha(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def left(folder):
+    """Names in a folder, all the way down, without the lock."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.name != fetch.LOCK)
+
+
+def test_a_file_arrives_whole_with_its_checksum_and_is_not_fetched_twice(site, publish, tmp_path):
+    data, seen = publish("deep/file.bin"), []
+    folder = fetch.download(data, tmp_path, lambda *now: seen.append(now))
+    assert folder == tmp_path / data.name
+    assert (folder / "deep/file.bin").read_bytes() == DATA
+    assert left(folder) == ["checksums.json", "deep/file.bin"]
+    record = json.loads((folder / "checksums.json").read_text())
+    assert record == {"deep/file.bin": {"sha256": sha(DATA), "bytes": 300_000, "url": f"{site.url}/a", "unpacked": []}}
+    assert seen[0] == ("deep/file.bin", 0, 300_000)
+    assert seen[-1] == ("deep/file.bin", 300_000, 300_000)
+    assert fetch.download(data, tmp_path) == folder
+    assert len(site.requests) == 1
+    assert site.requests[0][1]["User-Agent"].startswith("fedloom/")
+
+
+def test_it_goes_where_the_loader_looks_first(publish, tmp_path, monkeypatch):
+    data = publish()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDLOOM_DATA", raising=False)
+    assert fetch.download(data) == tmp_path / "cache" / "fedloom" / data.name
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "mine"))
+    assert fetch.download(data) == tmp_path / "mine" / data.name
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [["500"], ["503", "429"], ["cut 100000"], ["cut 0"], ["cut 100000", "cut 50000"], ["chunked"], ["chunked and cut"],
+     ["cut 100000", "no ranges"], ["cut 100000", "wrong range"], ["cut 100000", "416"]],
+    ids="-".join,
+)  # fmt: skip
+def test_trouble_that_passes_is_waited_for(site, publish, tmp_path, faults):
+    site.faults["/a"] = list(faults)
+    data = publish()
+    folder = fetch.download(data, tmp_path)
+    assert (folder / "file.bin").read_bytes() == DATA
+    assert left(folder) == ["checksums.json", "file.bin"]
+    assert site.faults["/a"] == []
+
+
+def interrupted(site, publish, tmp_path, monkeypatch, at=100_000, **options):
+    """A download that was stopped: its data set and its folder, with a part of the file."""
+    data = publish(**options)
+    site.faults |= {"/a": [f"cut {at}"], "/b": ["404"]}
+    with monkeypatch.context() as once:
+        once.setattr(fetch, "TRIES", 1)
+        with user_error("sent 100000 of 300000 bytes"):
+            fetch.download(data, tmp_path)
+    site.requests.clear()
+    return data, tmp_path / data.name
+
+
+def test_an_interrupted_download_goes_on_where_it_ended(site, publish, tmp_path, monkeypatch):
+    data, folder = interrupted(site, publish, tmp_path, monkeypatch)
+    assert (folder / "file.bin.part").read_bytes() == DATA[:100_000]
+    assert not (folder / "file.bin").exists()
+    seen = []
+    fetch.download(data, tmp_path, lambda *now: seen.append(now[1]))
+    [(_, headers)] = site.requests
+    assert headers["Range"] == "bytes=100000-"
+    assert headers["If-Range"] == '"one"'
+    assert seen[0] == 100_000
+    assert (folder / "file.bin").read_bytes() == DATA
+    assert left(folder) == ["checksums.json", "file.bin"]
+
+
+def test_ctrl_c_leaves_what_can_be_continued(site, publish, tmp_path):
+    data = publish()
+
+    def stop(file, done, total):
+        if done > 200_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch.download(data, tmp_path, stop)
+    part = tmp_path / data.name / "file.bin.part"
+    assert 200_000 < part.stat().st_size < 300_000
+    assert part.read_bytes() == DATA[: part.stat().st_size]
+    fetch.download(data, tmp_path)
+    assert site.requests[1][1]["Range"].startswith("bytes=2")
+    assert (tmp_path / data.name / "file.bin").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("how", ["new tag", "glue", "no tag", "weak tag", "other mirror"])
+def test_parts_of_different_files_are_never_glued_together(site, publish, tmp_path, monkeypatch, how):
+    site.tags["/a"] = {"no tag": "", "weak tag": 'W/"one"'}.get(how, '"one"')
+    data, folder = interrupted(site, publish, tmp_path, monkeypatch, mirrors=("/a", "/b"))
+    site.files |= {"/a": OTHER, "/b": OTHER}
+    site.tags["/a"] = {"new tag": '"two"', "glue": '"two"'}.get(how, site.tags["/a"])
+    site.faults["/a"] = {"glue": ["glue"], "other mirror": ["404"]}.get(how, [])
+    fetch.download(data, tmp_path)
+    assert (folder / "file.bin").read_bytes() == OTHER
+
+
+def test_a_part_that_is_complete_needs_no_request(site, publish, tmp_path, monkeypatch):
+    data, folder = interrupted(site, publish, tmp_path, monkeypatch)
+    (folder / "file.bin.part").write_bytes(DATA)  # the process died before it could rename it
+    fetch.download(data, tmp_path)
+    assert (folder / "file.bin").read_bytes() == DATA
+    assert site.requests == []
+
+
+@pytest.mark.parametrize("fault", ["404", "cut 10", "500", "page", "no length", "too long a length"])
+def test_the_next_mirror_is_asked_when_one_does_not_deliver(site, publish, tmp_path, fault):
+    data = publish(mirrors=("/a", "/b"))
+    site.faults["/a"] = [fault] * fetch.TRIES
+    folder = fetch.download(data, tmp_path)
+    assert (folder / "file.bin").read_bytes() == DATA
+    assert site.requests[-1][0] == "/b"
+    assert left(folder) == ["checksums.json", "file.bin"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("404", "answered 404, Not Found"),
+        ("500", "answered 500, Internal Server Error"),
+        ("cut 10", "of 300000 bytes"),
+        ("too long a length", "sent 300000 of 300005 bytes"),
+        ("page", "a web page"),
+        ("no length", "does not say how long"),
+        ("to ftp://127.0.0.1/file", "redirects to ftp://127.0.0.1/file"),
+        ("to file:///etc/passwd", "redirects to file:///etc/passwd"),
+        ("to /a", "redirects to http://127.0.0.1"),
+    ],
+)
+def test_one_sentence_says_what_each_address_did_and_where_the_file_belongs(site, publish, tmp_path, fault, words):
+    data = publish(mirrors=("/a", "/b"))
+    site.faults |= {"/a": [fault] * 20, "/b": ["404"] * 20}
+    with user_error(
+        "file.bin could not be downloaded", f"{site.url}/a", words, f"{site.url}/b", str(tmp_path / data.name)
+    ):
+        fetch.download(data, tmp_path)
+    assert not (tmp_path / data.name / "file.bin").exists()
+    assert not (tmp_path / data.name / "checksums.json").exists()
+
+
+def test_a_redirect_to_another_place_on_the_web_is_followed_but_never_from_https_to_http(site, publish, tmp_path):
+    site.files["/there"], site.faults["/a"] = DATA, [f"to {site.url}/there"]
+    folder = fetch.download(publish(data=b"old"), tmp_path)
+    assert (folder / "file.bin").read_bytes() == DATA
+    from urllib.request import Request
+
+    with pytest.raises(fetch.Failed, match="http://b"):
+        fetch._Redirects().redirect_request(Request("https://a"), None, 302, "", {}, "http://b")
+
+
+@pytest.mark.parametrize("address", ["ftp://127.0.0.1/file", "file:///etc/hostname"])
+def test_only_the_web_is_asked(publish, tmp_path, address):
+    data = publish()
+    data.sources = (Source("file.bin", (address,)),)
+    with user_error("unknown url type", address):
+        fetch.download(data, tmp_path)
+
+
+def test_nobody_there(publish, tmp_path, site):
+    data = publish()
+    site.server.shutdown()
+    site.server.server_close()
+    with user_error("connection refused", site.url, "by hand"):
+        fetch.download(data, tmp_path)
+
+
+# -- checksums
+
+
+def test_a_file_that_changed_since_the_first_download_is_refused(site, publish, tmp_path):
+    data = publish(mirrors=("/a", "/b"))
+    folder = fetch.download(data, tmp_path)
+    (folder / "file.bin").unlink()
+    site.files |= {"/a": OTHER, "/b": OTHER}
+    with user_error("file.bin", sha(DATA), sha(OTHER), "remove its entry", str(folder / "checksums.json")):
+        fetch.download(data, tmp_path)
+    assert left(folder) == ["checksums.json"]
+    site.files["/b"] = DATA  # one mirror has the right file
+    fetch.download(data, tmp_path)
+    assert (folder / "file.bin").read_bytes() == DATA
+    (folder / "checksums.json").unlink()
+    (folder / "file.bin").unlink()
+    fetch.download(data, tmp_path)
+    assert (folder / "file.bin").read_bytes() == OTHER
+
+
+def test_a_file_that_changed_on_disk_is_noticed(site, publish, tmp_path):
+    data = publish()
+    folder = fetch.download(data, tmp_path)
+    (folder / "file.bin").write_bytes(OTHER)
+    with user_error(str(folder / "file.bin"), sha(DATA), sha(OTHER), "delete it"):
+        fetch.download(data, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"file.bin": 3}', '{"file.bin": {"sha256": "x"}}'])
+def test_a_damaged_record_is_named(publish, tmp_path, text):
+    data = publish()
+    folder = tmp_path / data.name
+    folder.mkdir()
+    (folder / "checksums.json").write_text(text)
+    with user_error(str(folder / "checksums.json"), "delete it"):
+        fetch.download(data, tmp_path)
+
+
+# -- archives
+
+
+def zipped(members):
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as packed:
+        for name, value in members.items():
+            info = zipfile.ZipInfo(name)
+            if value is LINK:
+                info.external_attr = (stat.S_IFLNK | 0o777) << 16
+            packed.writestr(info, b"target" if value is LINK else value, zipfile.ZIP_DEFLATED)
+    return raw.getvalue()
+
+
+def tarred(members):
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as rolled:
+        for name, value in members.items():
+            info = tarfile.TarInfo(name)
+            if isinstance(value, bytes):
+                info.size = len(value)
+                rolled.addfile(info, io.BytesIO(value))
+            else:
+                info.type, info.linkname = value
+                rolled.addfile(info)
+    return raw.getvalue()
+
+
+LINK = (tarfile.SYMTYPE, "/etc")
+MEMBERS = {"set/a.txt": b"aaa", "set/deep/b.txt": b"bb" * 50_000, "readme": b"read"}
+PACKERS = {"a.zip": zipped, "a.tar.gz": tarred}
+
+
+@pytest.mark.parametrize("file", PACKERS)
+def test_an_archive_is_unpacked_and_not_fetched_again_while_all_of_it_is_there(site, publish, tmp_path, file):
+    data = publish(file, PACKERS[file](MEMBERS), unpack=True)
+    folder = fetch.download(data, tmp_path)
+    assert left(folder) == ["checksums.json", "readme", "set/a.txt", "set/deep/b.txt"]
+    for name, value in MEMBERS.items():
+        assert (folder / name).read_bytes() == value
+    assert json.loads((folder / "checksums.json").read_text())[file]["unpacked"] == ["readme", "set"]
+    fetch.download(data, tmp_path)
+    assert len(site.requests) == 1
+    (folder / "readme").unlink()
+    (folder / "set/a.txt").write_bytes(b"mine")
+    fetch.download(data, tmp_path)
+    assert len(site.requests) == 2
+    assert (folder / "readme").read_bytes() == b"read"
+    assert (folder / "set/a.txt").read_bytes() == b"aaa"
+
+
+def test_an_archive_in_an_archive_is_unpacked_too(publish, tmp_path):
+    folder = fetch.download(publish("a.zip", zipped({"b.zip": zipped(MEMBERS), "names": b"n"}), unpack=True), tmp_path)
+    assert left(folder) == ["checksums.json", "names", "readme", "set/a.txt", "set/deep/b.txt"]
+
+
+def test_an_archive_that_was_put_there_by_hand_is_unpacked(site, publish, tmp_path):
+    data = publish("a.zip", b"", unpack=True)
+    folder = tmp_path / data.name
+    folder.mkdir()
+    (folder / "a.zip").write_bytes(zipped(MEMBERS))
+    for _ in range(2):
+        fetch.download(data, tmp_path)
+        assert left(folder) == ["a.zip", "checksums.json", "readme", "set/a.txt", "set/deep/b.txt"]
+    assert site.requests == []
+    (folder / "a.zip").write_bytes(b"PK nothing")
+    with user_error(str(folder / "a.zip"), "sha256"):
+        fetch.download(data, tmp_path)
+    (folder / "checksums.json").unlink()
+    with user_error(str(folder / "a.zip"), "no whole archive", "delete it"):
+        fetch.download(data, tmp_path)
+
+
+HOSTILE = {
+    "above": ("../out.txt", b"x"),
+    "above in the middle": ("set/../../out.txt", b"x"),
+    "absolute": ("/tmp/fedloom-out.txt", b"x"),
+    "backslashes": ("..\\out.txt", b"x"),
+    "drive": ("C:\\out.txt", b"x"),
+    "symbolic link": ("set/link", LINK),
+    "our record": ("checksums.json", b"{}"),
+}
+IN_TAR = {
+    "hard link": ("set/link", (tarfile.LNKTYPE, "../../../etc/passwd")),
+    "device": ("set/zero", (tarfile.CHRTYPE, "")),
+    "pipe": ("set/pipe", (tarfile.FIFOTYPE, "")),
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "how"), [*itertools.product(PACKERS, HOSTILE), *itertools.product(["a.tar.gz"], IN_TAR)]
+)
+def test_a_hostile_archive_writes_nothing(publish, tmp_path, file, how):
+    name, value = (HOSTILE | IN_TAR)[how]
+    data = publish(file, PACKERS[file]({**MEMBERS, name: value}), unpack=True)
+    with user_error(file, repr(name)):
+        fetch.download(data, tmp_path)
+    assert left(tmp_path) == []
+
+
+def damaged(raw):
+    middle = len(raw) // 2
+    return raw[:middle] + bytes(b ^ 255 for b in raw[middle : middle + 50]) + raw[middle + 50 :]
+
+
+RANDOM = {"set/noise": OTHER, **MEMBERS}
+
+
+@pytest.mark.parametrize("file", PACKERS)
+@pytest.mark.parametrize(
+    "spoil",
+    [damaged, lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: b"no archive" * 99],
+    ids=["bits turned", "half", "empty", "text"],
+)
+def test_a_damaged_archive_leaves_nothing_and_the_next_mirror_is_asked(site, publish, tmp_path, file, spoil):
+    data = publish(file, PACKERS[file](RANDOM), mirrors=("/a", "/b"), unpack=True)
+    site.files["/a"] = spoil(site.files["/a"])
+    folder = fetch.download(data, tmp_path)
+    assert left(folder) == ["checksums.json", "readme", "set/a.txt", "set/deep/b.txt", "set/noise"]
+    assert (folder / "set/noise").read_bytes() == OTHER
+    alone = publish(file, site.files["/a"], unpack=True)
+    with user_error(file, "archive" if spoil is not damaged else "it "):
+        fetch.download(alone, tmp_path)
+    assert left(tmp_path / alone.name) == []
+
+
+@pytest.mark.parametrize("file", PACKERS)
+def test_an_archive_that_the_disk_cannot_hold_is_refused(publish, tmp_path, monkeypatch, file):
+    bomb = PACKERS[file]({"zeros": bytes(3_000_000)})
+    assert len(bomb) < 10_000
+    usage = type("Usage", (), {"free": 2_000_000})
+    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: usage)
+    data = publish(file, bomb, unpack=True)
+    with user_error(file, "more than the 2000000 bytes"):
+        fetch.download(data, tmp_path)
+    assert left(tmp_path) == []
+
+
+def test_a_file_that_the_disk_cannot_hold_is_not_begun(publish, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 299_999}))
+    with user_error("300000 bytes", "room for 299999"):
+        fetch.download(publish(), tmp_path)
+    assert left(tmp_path) == []
+
+
+# -- two at once, and the command
+
+
+def test_two_at_once_fetch_it_once(site, publish, tmp_path):
+    data = publish()
+    folder = tmp_path / data.name
+    folder.mkdir()
+    done = []
+    with FileLock(folder / fetch.LOCK):
+        threads = [threading.Thread(target=lambda: done.append(fetch.download(data, tmp_path))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+        assert site.requests == []  # somebody else is at it
+    for thread in threads:
+        thread.join()
+    assert done == [folder, folder]
+    assert len(site.requests) == 1
+
+
+def fedloom(monkeypatch, capsys, *args):
+    monkeypatch.setattr(sys, "argv", ["fedloom", "data", "download", *map(str, args)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return stop.value.code, *capsys.readouterr()
+
+
+def test_the_command_shows_the_licence_first_and_then_where_the_data_are(publish, tmp_path, monkeypatch, capsys):
+    data = publish()
+    seen, real = [], fetch._fetch
+    monkeypatch.setattr(fetch, "_fetch", lambda *args: seen.append(capsys.readouterr().err) or real(*args))
+    code, out, _ = fedloom(monkeypatch, capsys, data.name, "--data-dir", tmp_path)
+    assert code == 0
+    assert "Licence: to be read first" in seen[0]
+    assert str(tmp_path / data.name) in seen[0]
+    assert out == f"{data.name} is in {tmp_path / data.name}\n"
+
+
+def test_the_command_fails_with_one_sentence_and_2(site, publish, tmp_path, monkeypatch, capsys):
+    data = publish()
+    site.faults["/a"] = ["404"]
+    code, out, err = fedloom(monkeypatch, capsys, data.name, "--data-dir", tmp_path)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith(f"fedloom: file.bin could not be downloaded ({site.url}/a: it answered 404")
+    assert "Traceback" not in err
+
+
+def test_the_command_says_how_to_go_on_after_ctrl_c(publish, tmp_path, monkeypatch, capsys):
+    data = publish()
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetch, "_begin", stop)
+    code, _, err = fedloom(monkeypatch, capsys, data.name, "--data-dir", tmp_path)
+    assert code == 130
+    assert f"Continue with: fedloom data download {data.name} --data-dir {tmp_path}" in err
+
+
+def test_what_needs_no_download_or_has_none_is_said(publish, tmp_path, monkeypatch, capsys):
+    code, out, _ = fedloom(monkeypatch, capsys, "digits")
+    assert code == 0
+    assert "digits needs no download" in out
+    data = publish()
+    data.debian = ("package-of-it", tmp_path)
+    code, out, _ = fedloom(monkeypatch, capsys, data.name)
+    assert code == 0
+    assert f"{data.name} is there already: {tmp_path}, from Debian's package 'package-of-it'" in out
+    data.sources = ()
+    code, _, err = fedloom(monkeypatch, capsys, data.name, "--data-dir", tmp_path)
+    assert code == 2
+    assert f"put into {tmp_path / data.name}" in err
+    code, _, err = fedloom(monkeypatch, capsys, "cifar11")
+    assert code == 2
+    assert "did you mean" in err
+
+
+def test_a_killed_download_goes_on(site, publish, tmp_path):
+    """A process that is killed in the middle, without a chance to tidy up."""
+    site.files["/a"] = DATA
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from fedloom.data import fetch\n"
+        "from fedloom.data.pool import Source\n"
+        "stop = lambda file, done, total: done > 200_000 and os._exit(9)\n"
+        "fetch._obtain(Source('file.bin', (sys.argv[1],)), Path(sys.argv[2]), stop)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, f"{site.url}/a", str(tmp_path)], check=False)
+    assert done.returncode == 9
+    part = tmp_path / "file.bin.part"
+    assert part.stat().st_size > 200_000
+    fetch._obtain(Source("file.bin", (f"{site.url}/a",)), tmp_path, lambda *_: None)
+    assert Path(tmp_path / "file.bin").read_bytes() == DATA
+    assert site.requests[1][1]["Range"].startswith("bytes=2")
