@@ -1,23 +1,20 @@
 """Fashion-MNIST: 28x28 grey pictures of clothes."""
 
-import gzip
-import math
-import struct
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedloom.core.errors import UserError
+from fedloom.data.formats import idx
 from fedloom.data.pool import Dataset, Pool, Source, locate
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+LAYOUTS = {"gzip": tuple(f"{name}.gz" for name in FILES), "plain": FILES}
 URLS = (
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
 )
-LAYOUTS = {"gzip": tuple(f"{name}.gz" for name in FILES), "plain": FILES}
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class FashionMnist(Dataset):
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
-        parts = [_read_idx(folder / name) for name in LAYOUTS[layout]]
+        parts = [idx(folder / name) for name in LAYOUTS[layout]]
         for images, labels in (parts[:2], parts[2:]):
             n = len(labels)
             if images.shape != (n, 28, 28) or labels.shape != (n,) or n == 0 or labels.max() > 9:
@@ -43,17 +40,3 @@ class FashionMnist(Dataset):
         x, y = np.concatenate([parts[0], parts[2]]), np.concatenate([parts[1], parts[3]])
         test = np.arange(len(parts[0]), len(x))
         return Pool(x[:, None], y.astype(np.int64), classes=10, official_test=test, shift=(0.5,), spread=(0.5,))
-
-
-def _read_idx(path: Path) -> np.ndarray:
-    """The IDX format: two zero bytes, type 8 (unsigned byte), rank, sizes as big-endian integers, then the data."""
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        zero, kind, rank = struct.unpack_from(">HBB", raw)
-        shape = struct.unpack_from(f">{rank}I", raw, 4)
-        values = np.frombuffer(raw, np.uint8, offset=4 + 4 * rank)
-        if zero != 0 or kind != 8 or rank == 0 or len(values) != math.prod(shape):
-            raise ValueError("sizes do not match")
-    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
-        raise UserError(f"{path} is damaged or not in IDX format ({error}); fetch it again.") from error
-    return values.reshape(shape)

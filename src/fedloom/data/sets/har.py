@@ -1,0 +1,106 @@
+"""UCI HAR: windows of a smartphone's motion sensors, six activities of thirty people, each a client."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.core.settings import setting
+from fedloom.data.formats import by_owner, checked_labels, need, npz, reading
+from fedloom.data.pool import Dataset, Pool, Source, locate
+
+SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
+TEST_SUBJECTS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
+STEPS = 128
+INSIDE = "UCI HAR Dataset"
+
+
+def _files(part: str) -> tuple[str, ...]:
+    signals = (f"{part}/Inertial Signals/{name}_{part}.txt" for name in SIGNALS)
+    return (f"{part}/y_{part}.txt", f"{part}/subject_{part}.txt", *signals)
+
+
+FILES = (*_files("train"), *_files("test"))
+LAYOUTS = {
+    "published": tuple(f"{INSIDE}/{name}" for name in FILES),
+    "inside": FILES,
+    "compact": ("har.npz",),
+}
+
+
+@dataclass(frozen=True)
+class Har(Dataset):
+    name = "har"
+    about = "UCI HAR, 2.56 s of nine motion signals of a smartphone; a client is a person"
+    size = "10,299 windows, 6 activities, 30 people"
+    model = "harcnn"
+    partition = "natural"
+    aliases = ("uci_har", INSIDE)
+    licence = "CC BY 4.0 (UCI); the data's own README asks for a citation and forbids commercial use"
+    sources = (
+        Source(
+            "uci-har.zip",
+            ("https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip",),
+            unpack=True,
+        ),
+    )
+    usual = {"lr": 0.01, "rounds": 100}
+
+    scrambled: bool = setting(False, "channels and time mixed up, as by the script that GPFL's authors used")
+
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+        folder, layout = locate(type(self), data_dir, LAYOUTS)
+        if layout == "compact":
+            x, y, subject, test, notes = _compact(folder / "har.npz")
+        else:
+            x, y, subject, test, notes = _published(folder / INSIDE if layout == "published" else folder)
+        if not self.scrambled:  # [n, steps, signals] as it is, or with its axes exchanged
+            x = x.transpose(0, 2, 1)
+        x = np.ascontiguousarray(x).reshape(len(x), len(SIGNALS), 1, STEPS)
+        return Pool(x, y, 6, official_test=np.flatnonzero(test), natural=by_owner(subject), notes=notes)
+
+
+Read = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]
+
+
+def _published(folder: Path) -> Read:
+    """A line for each window: its activity, 1..6; its person, 1..30; and in a file for each signal its 128 values."""
+    found = []
+    for part in ("train", "test"):
+        labels, people, *signals = (folder / name for name in _files(part))
+        y, subject = _table(labels, int)[:, 0], _table(people, int)[:, 0]
+        with reading(labels, "a list of activities, 1 to 6"):
+            y = checked_labels(y - 1, 6, len(y))
+        with reading(people, "a list of people, 1 to 30"):
+            checked_labels(subject - 1, 30, len(y))
+        x = np.empty((len(y), STEPS, len(SIGNALS)), np.float32)
+        for channel, path in enumerate(signals):
+            with reading(path, "a table of signals"):
+                values = _table(path, float)
+                need(values.shape == x.shape[:2], f"{values.shape} values, not {x.shape[:2]}")
+                x[:, :, channel] = values
+        found.append((x, y, subject, np.full(len(y), part == "test")))
+    x, y, subject, test = (np.concatenate(pair) for pair in zip(*found, strict=True))
+    notes = () if len(y) == 10_299 else (f"har: {len(y):,} of 10,299 windows",)
+    return x, y, subject, test, notes
+
+
+def _table(path: Path, kind: type) -> np.ndarray:
+    with reading(path, "a table of numbers"):
+        values = np.loadtxt(path, dtype=np.int64 if kind is int else np.float32, ndmin=2)
+        need(values.size > 0 and bool(np.isfinite(values).all()), "a number is missing or not finite")
+        return values
+
+
+def _compact(path: Path) -> Read:
+    """The recordings as whole numbers, and where each window begins; cut anew from the raw recordings, which gives more
+    windows than UCI published."""
+    with npz(path) as arrays:
+        signal, start, subject = arrays["signal"], arrays["start"].astype(np.int64), arrays["subject"]
+        need(signal.shape[1:] == (len(SIGNALS),), f"{signal.shape} is not a recording of nine signals")
+        need(bool(start.min() >= 0 and start.max() + STEPS <= len(signal)), "a window ends behind the recording")
+        y = checked_labels(arrays["label"], 6, len(start))
+        checked_labels(subject - 1, 30, len(start))
+        x = signal[start[:, None] + np.arange(STEPS)] * arrays["scale"]
+    notes = (f"har: {len(y):,} windows cut anew from the recordings, where UCI published 10,299",)
+    return x, y, subject, np.isin(subject, TEST_SUBJECTS), notes

@@ -1,0 +1,67 @@
+"""MNIST's training digits, each with its writer as QMNIST recovered them. A writer is a client."""
+
+import lzma
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.data.formats import by_owner, checked_labels, idx, need, npz, reading
+from fedloom.data.pool import Dataset, Pool, Source, locate
+
+IMAGES, WRITERS = "train-images-idx3-ubyte.gz", "qmnist-train-labels-idx2-int.gz"
+LAYOUTS = {"published": (IMAGES, WRITERS), "compact": ("images.npy.xz", "meta.npz")}
+
+
+@dataclass(frozen=True)
+class MnistByWriter(Dataset):
+    name = "mnist-by-writer"
+    about = "MNIST's training digits, 28x28; a client is a writer"
+    size = "60,000 samples, 10 classes, 539 writers"
+    model = "cnn4"
+    partition = "natural"
+    aliases = ("mnist_by_writer",)
+    licence = "MNIST: CC BY-SA 3.0; QMNIST: BSD"
+    sources = (
+        Source(
+            IMAGES,
+            (
+                f"https://ossci-datasets.s3.amazonaws.com/mnist/{IMAGES}",
+                f"https://storage.googleapis.com/cvdf-datasets/mnist/{IMAGES}",
+            ),
+        ),
+        Source(WRITERS, (f"https://raw.githubusercontent.com/facebookresearch/qmnist/master/{WRITERS}",)),
+    )
+    usual = {"lr": 0.005, "rounds": 100}
+
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+        folder, layout = locate(type(self), data_dir, LAYOUTS)
+        x, y, writer = (_published if layout == "published" else _compact)(folder)
+        notes = () if len(y) == 60_000 else (f"mnist-by-writer: {len(y):,} of 60,000 digits",)
+        return Pool(x[:, None], y, 10, natural=by_owner(writer), shift=(0.5,), spread=(0.5,), notes=notes)
+
+
+Read = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _published(folder: Path) -> Read:
+    """MNIST's images, and for each a row of QMNIST: the digit, the part of NIST's collection, the writer, ..."""
+    x, table = idx(folder / IMAGES), idx(folder / WRITERS)
+    with reading(folder / WRITERS, "QMNIST's table of MNIST's training digits"):
+        need(table.ndim == 2 and table.shape[1] == 8, f"its shape is {table.shape}")
+        y = checked_labels(table[:, 0], 10, len(table))
+    with reading(folder / IMAGES, "MNIST's training images"):
+        need(x.shape == (len(y), 28, 28), f"{x.shape} pictures of {len(y)} rows in {WRITERS}")
+    order = np.argsort(table[:, 2], kind="stable")  # rows lie together, as in the compact layout
+    return x[order], y[order], table[order, 2]
+
+
+def _compact(folder: Path) -> Read:
+    path = folder / "images.npy.xz"
+    with reading(path, "in FedLoom's compact layout"), lzma.open(path) as file:
+        x = np.lib.format.read_array(file, allow_pickle=False)
+        need(x.dtype == np.uint8 and x.shape[1:] == (28, 28), f"{x.dtype} {x.shape} are no digits")
+    with npz(folder / "meta.npz") as arrays:
+        y, writer = checked_labels(arrays["label"], 10, len(x)), arrays["writer"]
+        need(len(writer) == len(x), f"{len(writer)} writers of {len(x)} digits")
+    return x, y, writer
