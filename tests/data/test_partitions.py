@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 
 import numpy as np
 import pytest
@@ -70,6 +71,14 @@ def test_no_sample_belongs_to_two_clients(scheme):
     lists = scheme.assign(balanced(10, 200), 10, 20, generator())
     assert len(lists) == 20
     assert_disjoint(lists, 2000)
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, DirichletClass(beta=0.01), KClassEqual(k=8), KClassRatio(k=8)], ids=str)
+def test_60000_samples_are_divided_among_500_clients_within_2_seconds(scheme):
+    labels, start = balanced(10, 6000), time.process_time()
+    lists = scheme.assign(labels, 10, 500, generator())
+    assert time.process_time() - start < 2
+    assert len(lists) == 500
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from fedloom.core.errors import UserError
 from fedloom.data.pool import Pool
@@ -41,6 +41,8 @@ def reading(path: Path, wanted: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise UserError(f"{path} cannot be read ({(error.strerror or 'no reason given').lower()}).") from error
         why = (str(error).strip("'\" ").splitlines() or [""])[0].rstrip(".").replace(". ", ", ")
+        if "allow_pickle" in why:
+            why = "it holds Python objects, which are never loaded"
         raise UserError(
             f"{path} is damaged or not {wanted} ({why or type(error).__name__}); fetch it again."
         ) from error
@@ -49,8 +51,8 @@ def reading(path: Path, wanted: str) -> Iterator[None]:
 @contextmanager
 def npz(path: Path) -> Iterator[Any]:
     """The arrays of a file in FedLoom's compact layout."""
-    with reading(path, "in FedLoom's compact layout"):
-        arrays = np.load(path, allow_pickle=False)
+    with reading(path, "in FedLoom's compact layout"), path.open("rb") as file:
+        arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError("it is a single array")
         with arrays:
@@ -79,8 +81,11 @@ def idx(path: Path) -> np.ndarray:
 def picture(raw: bytes | np.ndarray | Path, mode: str = "RGB") -> np.ndarray:
     """The pixels of an encoded picture, [height, width, channels] (grey: [height, width])."""
     source = raw if isinstance(raw, Path) else io.BytesIO(bytes(raw))
-    with Image.open(source) as image:
-        return np.asarray(image.convert(mode))
+    try:
+        with Image.open(source) as image:
+            return np.asarray(image.convert(mode))
+    except UnidentifiedImageError as error:
+        raise ValueError("that is no picture") from error
 
 
 def together(function: Callable[[T], R], items: Iterable[T]) -> list[R]:

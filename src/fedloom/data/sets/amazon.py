@@ -111,7 +111,7 @@ def _mdan(arrays: dict[str, np.ndarray]) -> Read:
     label, offset = arrays["yy"].ravel(), arrays["offset"].ravel().astype(np.int64)
     need(len(offset) == 5 and offset[0] == 0 and bool((np.diff(offset) > 0).all()), "its offsets are not of 4 kinds")
     n = int(offset[-1])
-    need(len(values) == len(rows) == len(columns), f"{len(values)} values of {len(rows)} words")
+    need(len(values) == len(rows) == len(columns), f"{len(values)} values, {len(rows)} rows, {len(columns)} columns")
     need(len(label) >= n, f"{len(label)} labels of {n} reviews")
     need(bool(np.isin(label, (-1, 1)).all()), "a label is neither -1 nor 1")
     kept = (columns < FEATURES) & (rows < n)

@@ -8,18 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fedloom.core.settings import setting
-from fedloom.data.formats import (
-    NORMALISE,
-    Part,
-    checked_labels,
-    need,
-    npz,
-    picture,
-    pictures,
-    reading,
-    squares,
-    together,
-)
+from fedloom.data.formats import NORMALISE, Part, checked_labels, need, npz, pictures, reading, squares, together
 from fedloom.data.pool import Dataset, Pool, Source, locate
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
@@ -62,7 +51,7 @@ class Cifar10(Dataset):
 
 
 def binary(path: Path, classes: int, skip: int = 0) -> Part:
-    """CIFAR's binary version: for each image the label (behind `skip` coarser ones) and 3072 bytes, red, green, blue."""
+    """CIFAR's binary version: for each image its label (behind `skip` others) and 3072 bytes, red, green, blue."""
     with reading(path, "CIFAR's binary version"):
         raw, width = np.fromfile(path, np.uint8), skip + 1 + 3 * 32 * 32
         need(len(raw) > 0 and len(raw) % width == 0, f"{len(raw)} bytes are not a multiple of {width}")
@@ -79,9 +68,7 @@ def _png(folder: Path, batches: tuple[str, ...], labels: str) -> Part:
 
     def read(path: Path) -> np.ndarray:
         with reading(path, "a batch of CIFAR-10"):
-            pixels = picture(path)
-            need(pixels.shape[1] == 1024, f"{pixels.shape[1]} pixels in a row, not 1024")
-            return squares(pixels, 32)
+            return squares(path, 1024)
 
     x = np.concatenate(together(read, [folder / f"{name}.png" for name in batches]))
     with reading(folder / labels, "a list of labels"):
@@ -91,5 +78,5 @@ def _png(folder: Path, batches: tuple[str, ...], labels: str) -> Part:
 def _compact(path: Path) -> Part:
     with npz(path) as arrays:
         names = sorted(name for name in arrays.files if name[0] == "s" and name[1:].isdecimal())
-        x = np.concatenate(together(lambda raw: squares(picture(raw), 32), (arrays[name] for name in names)))
+        x = np.concatenate(together(squares, (arrays[name] for name in names)))
         return x, checked_labels(arrays["label"], 10, len(x))

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from fedloom.core.settings import setting
-from fedloom.data.formats import NORMALISE, Part, checked_labels, npz, picture, pictures, squares, together
+from fedloom.data.formats import NORMALISE, Part, checked_labels, npz, pictures, squares, together
 from fedloom.data.pool import Dataset, Pool, Source, locate
 from fedloom.data.sets.cifar10 import binary, joined
 
@@ -49,6 +49,6 @@ def _compact(path: Path) -> Part:
     """A strip of pictures for each class."""
     with npz(path) as arrays:
         classes = sorted(int(name[1:]) for name in arrays.files if name[0] == "c" and name[1:].isdecimal())
-        strips = together(lambda raw: squares(picture(raw), 32), (arrays[f"c{c:02d}"] for c in classes))
+        strips = together(squares, (arrays[f"c{c:02d}"] for c in classes))
         x, y = np.concatenate(strips), np.repeat(classes, [len(strip) for strip in strips])
         return x, checked_labels(y, 100, len(x))

@@ -1,5 +1,6 @@
 """UCI HAR: windows of a smartphone's motion sensors, six activities of thirty people, each a client."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +88,8 @@ def _published(folder: Path) -> Read:
 
 def _table(path: Path, kind: type) -> np.ndarray:
     with reading(path, "a table of numbers"):
-        values = np.loadtxt(path, dtype=np.int64 if kind is int else np.float32, ndmin=2)
+        with warnings.catch_warnings(action="ignore"):  # of an empty file
+            values = np.loadtxt(path, dtype=np.int64 if kind is int else np.float32, ndmin=2)
         need(values.size > 0 and bool(np.isfinite(values).all()), "a number is missing or not finite")
         return values
 

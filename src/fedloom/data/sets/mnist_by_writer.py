@@ -60,6 +60,7 @@ def _compact(folder: Path) -> Read:
     path = folder / "images.npy.xz"
     with reading(path, "in FedLoom's compact layout"), lzma.open(path) as file:
         x = np.lib.format.read_array(file, allow_pickle=False)
+        need(not file.read(1), "there is more behind the array")  # also checks the end of the file
         need(x.dtype == np.uint8 and x.shape[1:] == (28, 28), f"{x.dtype} {x.shape} are no digits")
     with npz(folder / "meta.npz") as arrays:
         y, writer = checked_labels(arrays["label"], 10, len(x)), arrays["writer"]
