@@ -165,29 +165,34 @@ class DirichletClass(Partition):
         if n < clients * least:
             raise UserError(f"{n} samples are too few for {clients} clients of at least {least}; use fewer clients.")
         by_class = [np.flatnonzero(labels == c) for c in range(classes)]
-        lists: Lists = []
         for _ in range(ATTEMPTS):
-            lists = self._attempt(by_class, n, clients, draw)
-            if min(len(rows) for rows in lists) >= least:
-                return lists
-        return _repair(lists, least, draw)
+            rows, sizes = self._attempt(by_class, n, clients, draw)
+            if sizes.sum(0).min() >= least:
+                return _cut(rows, sizes)
+        return _repair(_cut(rows, sizes), least, draw)
 
-    def _attempt(self, by_class: Lists, n: int, clients: int, draw: np.random.Generator) -> Lists:
-        got: list[Lists] = [[] for _ in range(clients)]
-        held = np.zeros(clients, dtype=np.int64)
-        for rows in by_class:
-            rows = draw.permutation(rows)
-            share = draw.dirichlet(np.full(clients, self.beta)) * (held < n / clients)
+    def _attempt(self, by_class: Lists, n: int, clients: int, draw: np.random.Generator) -> tuple[Lists, np.ndarray]:
+        """Each class in random order, and how many of it each client gets."""
+        shuffled: Lists = []
+        sizes = np.zeros((len(by_class), clients), dtype=np.int64)
+        for c, rows in enumerate(by_class):
+            shuffled.append(draw.permutation(rows))
+            free = sizes.sum(0) < n / clients
+            share = draw.dirichlet(np.full(clients, self.beta)) * free
             if len(rows) == 0:  # and perhaps everyone is full
                 continue
             if not share.sum() > 0:  # all the mass fell on clients that are full
-                share = (held < n / clients).astype(float)
+                share = free.astype(float)
             cuts = np.floor(np.cumsum(share / share.sum()) * len(rows) + 1e-9).astype(np.int64)
-            pieces = np.split(rows, cuts[:-1])
-            held += [len(piece) for piece in pieces]
-            for mine, piece in zip(got, pieces, strict=True):
-                mine.append(piece)
-        return _joined(got)
+            cuts[-1] = len(rows)
+            sizes[c] = np.diff(cuts, prepend=0)
+        return shuffled, sizes
+
+
+def _cut(by_class: Lists, sizes: np.ndarray) -> Lists:
+    """Every class cut into pieces of the given sizes, one for each client."""
+    pieces = [np.split(rows, np.cumsum(each)[:-1]) for rows, each in zip(by_class, sizes, strict=True)]
+    return _joined([list(mine) for mine in zip(*pieces, strict=True)])
 
 
 def _repair(lists: Lists, least: int, draw: np.random.Generator) -> Lists:
