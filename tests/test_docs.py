@@ -132,3 +132,9 @@ def test_the_index_has_every_method_once_with_what_is_shared_and_private():
 @pytest.mark.parametrize("file", TEXTS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_links_lead_to_files(file):
     assert [target for target in links(file.read_text()) if not (file.parent / target).is_file()] == []
+
+
+def test_every_data_set_is_in_the_table_of_data_sets():
+    rows = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs" / "data.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert {name for name in DATASETS.names() if DATASETS[name].__module__.startswith("fedloom.")} <= set(rows)

@@ -46,7 +46,7 @@ def _variants(cls: type[Algorithm]) -> dict[str, dict[str, Any]]:
 
 def _dataset(cls: type[Dataset]) -> dict[str, Any]:
     facts = {"about": cls.about, "size": cls.size, "model": cls.model, "partition": cls.partition}
-    return {**facts, "usual": cls.usual, "settings": _settings(cls)}
+    return {**facts, "licence": cls.licence, "usual": cls.usual, "settings": _settings(cls)}
 
 
 def _model(cls: type[Model]) -> dict[str, Any]:

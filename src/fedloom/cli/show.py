@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedloom.comparison import Comparison
     from fedloom.experiment import OnRound, Result
 
-HIDDEN = ("settings", "usual", "paper")  # shown for one thing, not in a list
+HIDDEN = ("settings", "usual", "paper", "licence")  # shown for one thing, not in a list
 METRICS = {
     "acc_mean": "mean",
     "acc_low5": "lowest 5 %",
@@ -160,6 +160,7 @@ def comparison(console: Console, found: Comparison) -> None:
 
 SHADES = " ▁▂▃▄▅▆▇█"
 SHOWN = 50  # clients in a table
+BARS = 25  # fit a terminal of 80 columns; more classes than that are taken together
 
 
 def partition(console: Console, found: dict[str, Any], as_json: bool) -> None:
@@ -181,11 +182,13 @@ def partition(console: Console, found: dict[str, Any], as_json: bool) -> None:
     table = Table(box=SIMPLE_HEAD)
     for column in ("client", "samples", "train", "val", "test", "classes"):
         table.add_column(column, justify="right")
-    table.add_column("share of each class", no_wrap=True)
+    width = -(-found["classes"] // BARS)
+    table.add_column("share of each class" if width == 1 else f"share of each {width} classes", no_wrap=True)
     for one in clients[:SHOWN]:
         numbers = [str(one[name]) for name in ("client", "samples", "train", "val", "test", "classes")]
-        most = max(one["labels"])
-        bars = "".join(SHADES[-(-n * (len(SHADES) - 1) // most)] for n in one["labels"]) if most else ""
+        counts = [sum(one["labels"][c : c + width]) for c in range(0, len(one["labels"]), width)]
+        most = max(counts)
+        bars = "".join(SHADES[-(-n * (len(SHADES) - 1) // most)] for n in counts) if most else ""
         table.add_row(*numbers, bars)
     console.print(table)
     if len(clients) > SHOWN:

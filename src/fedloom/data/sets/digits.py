@@ -15,6 +15,7 @@ class Digits(Dataset):
     size = "1,797 samples, 10 classes"
     model = "mlp"
     built_in = True
+    licence = "CC BY 4.0 (UCI)"
     usual = {"lr": 0.05, "rounds": 50}
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:

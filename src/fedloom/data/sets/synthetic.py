@@ -28,6 +28,7 @@ class Synthetic(Dataset):
     model = "logreg"
     partition = "natural"
     built_in = True
+    licence = "none needed"
     usual = {"lr": 0.1, "rounds": 50}
 
     variant: Literal["page", "fedprox"] = setting("page", "page: one model for all clients; fedprox: one for each")
