@@ -106,6 +106,9 @@ def configure(
         usual = dict(data_class.usual)
     model = model if model is not None else ("mlp" if data_class is None else data_class.model)
     partition = partition if partition is not None else ("natural" if data_class is None else data_class.partition)
+    own = {key: usual.pop(key) for key in list(usual) if "." in key}  # of the data set's own partition
+    if data_class is not None and partition == data_class.partition:
+        values = {**own, **values}
     owners: dict[str, Any] = {
         "algorithm": ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm,
         "dataset": data_class if isinstance(dataset, str) else dataset,

@@ -161,16 +161,19 @@ def comparison(console: Console, found: Comparison) -> None:
 SHADES = " ▁▂▃▄▅▆▇█"
 SHOWN = 50  # clients in a table
 BARS = 25  # fit a terminal of 80 columns; more classes than that are taken together
+MANY = 250  # with more classes than that, the most common one is named
 
 
 def partition(console: Console, found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        console.print_json(json.dumps(found))
+    if as_json:  # colours and indents of a million numbers would take a minute
+        console.out(json.dumps(found), highlight=False)
         return
     clients = found["clients"]
     sizes = sorted(one["samples"] for one in clients)
     console.print(
-        f"{found['samples']} samples of {found['classes']} classes at {len(clients)} clients"
+        f"{found['samples']} samples"
+        + (f" with {found['positions']} labels" if "positions" in found else "")
+        + f" of {found['classes']} classes at {len(clients)} clients"
         + (f", {found['server']} at the server" if found["server"] else ""),
         highlight=False,
     )
@@ -183,16 +186,27 @@ def partition(console: Console, found: dict[str, Any], as_json: bool) -> None:
     for column in ("client", "samples", "train", "val", "test", "classes"):
         table.add_column(column, justify="right")
     width = -(-found["classes"] // BARS)
-    table.add_column("share of each class" if width == 1 else f"share of each {width} classes", no_wrap=True)
+    bars = found["classes"] <= MANY
+    share = "share of each class" if width == 1 else f"share of each {width} classes"
+    table.add_column(share if bars else "most common class", no_wrap=True)
     for one in clients[:SHOWN]:
         numbers = [str(one[name]) for name in ("client", "samples", "train", "val", "test", "classes")]
-        counts = [sum(one["labels"][c : c + width]) for c in range(0, len(one["labels"]), width)]
-        most = max(counts)
-        bars = "".join(SHADES[-(-n * (len(SHADES) - 1) // most)] for n in counts) if most else ""
-        table.add_row(*numbers, bars)
+        table.add_row(*numbers, _bars(one["labels"], width) if bars else _most_common(one["labels"]))
     console.print(table)
     if len(clients) > SHOWN:
         console.print(f"The first {SHOWN} of {len(clients)} clients; --json has all, --picture FILE shows all.")
+
+
+def _bars(labels: list[int], width: int) -> str:
+    """A bar for every so many classes."""
+    counts = [sum(labels[c : c + width]) for c in range(0, len(labels), width)]
+    most = max(counts)
+    return "".join(SHADES[-(-n * (len(SHADES) - 1) // most)] for n in counts) if most else ""
+
+
+def _most_common(labels: list[int]) -> str:
+    most, total = max(labels), sum(labels)
+    return f"{labels.index(most)} ({100 * most / total:.1f} %)" if total else ""
 
 
 def _named(section: dict[str, Any]) -> str:

@@ -59,6 +59,7 @@ class Federation:
     spread: tuple[float, ...] = (1.0,)
     vocab: int | None = None  # number of token ids, where samples are sequences of them [as many as occur]
     dtype: torch.dtype = torch.float32
+    unscored: tuple[int, ...] = ()  # classes that are learnt, but as targets not scored (end of sentence, unknown word)
     notes: tuple[str, ...] = field(default=())  # what a reader of the results should know
 
     @property
@@ -142,6 +143,8 @@ class Federation:
         """Identifies the samples, whoever has them."""
         vocab = "" if self.vocab is None else f" {self.vocab}"
         h = hashlib.sha256(f"{self.classes} {self.shift} {self.spread}{vocab}".encode())
+        if self.unscored:
+            h.update(f"unscored {self.unscored}".encode())
         for values in (self.x, self.y):
             h.update(f"{values.dtype} {tuple(values.shape)}".encode())
             h.update(np.ascontiguousarray(values.cpu().numpy()).data)

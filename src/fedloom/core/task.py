@@ -130,11 +130,14 @@ class Task:
 
     def score(self, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """(correct, loss, 1) for every sample in the mask, zeros for padding; for sequences, summed over positions.
-        Ties go to the smallest class."""
+        Targets that the data do not score have zeros too, so accuracy and loss are of the same targets. Ties go to the
+        smallest class."""
         best = logits == logits.amax(-1, keepdim=True)
         order = torch.arange(logits.shape[-1], device=logits.device)
         guess = torch.where(best, order, logits.shape[-1]).amin(-1)
         weight = mask if y.dim() == 1 else mask[:, None] * (y >= 0)
+        for c in self.data.unscored:
+            weight = weight * (y != c)
         losses = torch.where(weight > 0, self.losses(logits, y), 0)
         scores = torch.stack([(guess == y) * weight, losses, weight], -1)
         return scores if y.dim() == 1 else scores.flatten(1, -2).sum(1)

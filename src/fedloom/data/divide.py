@@ -8,7 +8,7 @@ import torch
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.keys import rng, stream
-from fedloom.data.partitions import Lists, Natural, Partition
+from fedloom.data.partitions import Iid, Lists, Natural, Partition
 from fedloom.data.pool import Pool
 
 Shares = tuple[float, float, float]  # train, validation, test
@@ -54,6 +54,11 @@ def divide(
         divided[rows] = True
         lists = [r[divided[r]] for r in pool.natural]
     else:
+        if pool.y.ndim > 1 and not isinstance(partition, Iid):
+            raise UserError(
+                f"Partition '{partition.name}' divides by class, but these samples have a class at every position; "
+                "use partition=natural or partition=iid."
+            )
         if clients > len(rows):
             raise UserError(f"{clients} clients are more than the {len(rows)} samples; use fewer clients.")
         if source == "separate":
@@ -104,6 +109,7 @@ def _federation(
         shift=pool.shift,
         spread=pool.spread,
         vocab=pool.vocab,
+        unscored=pool.unscored,
         notes=notes,
     )
 

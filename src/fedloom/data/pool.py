@@ -27,6 +27,7 @@ class Pool:
     shift: tuple[float, ...] = (0.0,)
     spread: tuple[float, ...] = (1.0,)
     vocab: int | None = None  # number of token ids, where samples are sequences of them
+    unscored: tuple[int, ...] = ()  # classes that are learnt, but as targets not scored (end of sentence, unknown word)
     notes: tuple[str, ...] = field(default=())
 
 
@@ -53,7 +54,7 @@ class Dataset(ABC):
     licence: ClassVar[str] = ""
     sources: ClassVar[tuple[Source, ...]] = ()  # what a download fetches
     debian: ClassVar[tuple[str, Path] | None] = None  # a package that has it, and where that puts it
-    usual: ClassVar[dict[str, Any]] = {}
+    usual: ClassVar[dict[str, Any]] = {}  # also of its partition: "partition.beta"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -61,7 +62,8 @@ class Dataset(ABC):
 
     @abstractmethod
     def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
-        """Read or make the samples. `clients` and `seed` matter to generators only."""
+        """Read or make the samples. `clients` and `seed` matter where they are made, or where so many of many natural
+        clients are taken."""
 
 
 DATASETS: Registry[type[Dataset]] = Registry("data set", "fedloom.data.sets")

@@ -16,7 +16,8 @@ BUBBLES = 60  # more clients than this are drawn as a map
 
 
 def describe(data: Federation) -> dict[str, Any]:
-    """Numbers of a partition. `skew` is the mean distance (total variation) of a client's classes from all clients'."""
+    """Numbers of a partition. `skew` is the mean distance (total variation) of a client's classes from all clients'.
+    Sequences have a label at every position; there are so many `positions`."""
     labels = data.labels()
     share = labels / np.maximum(labels.sum(1, keepdims=True), 1)
     overall = labels.sum(0) / labels.sum()
@@ -24,7 +25,8 @@ def describe(data: Federation) -> dict[str, Any]:
     clients = [
         {
             "client": i,
-            "samples": int(labels[i].sum()),
+            "samples": int(sum(n[i] for n in sizes.values())),
+            **({"positions": int(labels[i].sum())} if data.y.dim() > 1 else {}),
             **{name: int(n[i]) for name, n in sizes.items()},
             "classes": int((labels[i] > 0).sum()),
             "labels": labels[i].tolist(),
@@ -33,7 +35,8 @@ def describe(data: Federation) -> dict[str, Any]:
     ]
     return {
         "clients": clients,
-        "samples": int(labels.sum()),
+        "samples": sum(one["samples"] for one in clients),
+        **({"positions": int(labels.sum())} if data.y.dim() > 1 else {}),
         "classes": data.classes,
         "server": 0 if data.server is None else len(data.server),
         "skew": float(np.abs(share - overall).sum(1).mean() / 2),

@@ -1,0 +1,184 @@
+"""Shakespeare by speaking role: the next of 80 characters."""
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+
+from fedloom.core.errors import UserError
+from fedloom.core.keys import rng, stream
+from fedloom.core.settings import setting
+from fedloom.data.pool import Dataset, Pool, Source, locate
+from fedloom.data.text import read_json, windows
+
+# LEAF's character set; what is not in it counts as its last
+CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+CODES = np.full(128, len(CHARACTERS) - 1, dtype=np.uint8)
+CODES[[ord(c) for c in CHARACTERS]] = np.arange(len(CHARACTERS))
+LENGTH = 80
+TRAIN = 0.8  # LEAF's share of a role's windows for training; the server's come from behind it
+ORDER = 0  # seed of the order in which roles are taken
+LAYOUTS = {"xml": ("hamlet.xml", "macbeth.xml"), "leaf": ("all_data*.json",), "roles": ("roles.json.xz",)}
+Windows = tuple[np.ndarray, np.ndarray]  # runs of characters, the character behind each
+Roles = dict[str, Windows]
+
+
+@dataclass(frozen=True)
+class Shakespeare(Dataset):
+    name = "shakespeare"
+    about = "Shakespeare's plays, next character, a client for each speaking role"
+    size = "7,000 windows of 80 characters per client, every tenth taken; 80 classes"
+    model = "lstm_shakes"
+    partition = "natural"
+    licence = "public domain (the XML edition's markup: J. Bosak 1999, free to pass on unaltered)"
+    sources = (
+        Source(
+            "shaks200.zip",
+            (
+                "https://www.ibiblio.org/bosak/xml/eg/shaks200.zip",
+                "https://metalab.unc.edu/bosak/xml/eg/shaks200.zip",
+            ),
+            unpack=True,
+        ),
+    )
+    usual = {"lr": 1.0, "rounds": 50, "batch_size": 32}
+
+    windows: int | None = setting(7000, "consecutive windows of a role that are divided [none: all]", low=2)
+    server_windows: int = setting(1000, "as many behind them go to the server", low=0)
+    min_windows: int = setting(8000, "only roles with more windows than this are clients", low=0)
+    stride: int = setting(10, "every so manieth window is taken; 1 as in PAGE", low=1)
+    length: int = setting(LENGTH, "characters of a window", low=1)
+
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+        folder, layout = locate(type(self), data_dir, LAYOUTS)
+        roles = READERS[layout](folder, self.length)
+        names = sorted(name for name, (_, y) in roles.items() if self._fits(len(y)))
+        if len(names) < clients:
+            raise UserError(
+                f"{len(names)} of {len(roles)} roles have enough windows, fewer than the {clients} clients; use fewer "
+                "clients, or smaller windows, server_windows or min_windows."
+            )
+        random.Random(ORDER).shuffle(names)
+        local: list[Windows] = []
+        server: list[Windows] = []
+        for i, name in enumerate(names[:clients]):
+            draw = rng("partition", seed, stream("shakespeare"), i)
+            first, second = self._parts(len(roles[name][1]))
+            for kept, part, size in ((local, first, self.windows), (server, second, self.server_windows)):
+                size = len(part) if size is None else size
+                start = part[int(draw.integers(len(part) - size + 1))] if size else 0
+                x, y = roles[name]
+                kept.append((x[start : start + size : self.stride], y[start : start + size : self.stride]))
+        ends = np.cumsum([0, *(len(y) for _, y in local)])
+        x, y = (np.concatenate(values).astype(np.int64) for values in zip(*local, *server, strict=True))
+        return Pool(
+            x,
+            y,
+            classes=len(CHARACTERS),
+            natural=tuple(np.arange(a, b) for a, b in pairwise(ends)),
+            server=np.arange(ends[-1], len(y)) if self.server_windows else None,
+            ordered=True,
+            vocab=len(CHARACTERS),
+            notes=self._notes(layout),
+        )
+
+    def _parts(self, n: int) -> tuple[range, range]:
+        """A role's own windows, and those for the server, with which they share no character."""
+        if not self.server_windows:
+            return range(n), range(0)
+        train = int(TRAIN * n)
+        return range(train), range(min(train + self.length - 1, n), n)
+
+    def _fits(self, n: int) -> bool:
+        local, server = self._parts(n)
+        enough = len(local) > (self.windows or 1) and (len(server) > self.server_windows or not self.server_windows)
+        return enough and n > self.min_windows
+
+    def _notes(self, layout: str) -> tuple[str, ...]:
+        notes = []
+        if layout != "leaf":
+            notes.append("This is another edition of Shakespeare than LEAF's, so results are not those of the papers")
+        if self.stride > 1:
+            notes.append(f"Every {self.stride}th window of characters is taken; stride=1 takes all, as the papers do")
+        return tuple(notes)
+
+
+def _code(text: str) -> np.ndarray:
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    return CODES[np.minimum(points, 127)]  # 127 is no character of the set
+
+
+def _of_speeches(speeches: dict[str, list[str]], length: int) -> Roles:
+    """Windows over all that a role says, line ends and runs of spaces being one space, as LEAF has it."""
+    texts = {name: re.sub("  +", " ", "\n".join(said).replace("\n", " ")) for name, said in speeches.items()}
+    return {name: windows(_code(text), length) for name, text in texts.items()}
+
+
+def _read_roles(folder: Path, length: int) -> Roles:
+    """`roles.json.xz`: a list of {"play", "role", "speeches"}."""
+    path, speeches = folder / "roles.json.xz", dict[str, list[str]]()
+    found = read_json(path)
+    if not isinstance(found, list):
+        raise UserError(f"{path} must hold a list of roles, not a {type(found).__name__}.")
+    for number, one in enumerate(found, 1):
+        said = one.get("speeches") if isinstance(one, dict) else None
+        if not isinstance(said, list) or not all(isinstance(text, str) for text in (*said, one.get("role"))):
+            raise UserError(f"{path}, entry {number}: a role has 'play', 'role' and a list of 'speeches'.")
+        if not said:
+            raise UserError(f"{path}, entry {number}: role '{one['role']}' says nothing.")
+        speeches.setdefault(f"{one.get('play')}: {one['role']}", []).extend(said)
+    return _of_speeches(speeches, length)
+
+
+def _read_xml(folder: Path, length: int) -> Roles:
+    """Bosak's edition: a file per play, in it speeches with their speaker and lines."""
+    speeches = dict[str, list[str]]()
+    for path in sorted(folder.glob("*.xml")):
+        try:
+            play = ElementTree.parse(path).getroot()
+        except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{path} is damaged or no XML ({reason}); fetch it again.") from None
+        title = play.findtext("TITLE", path.stem)
+        for speech in play.iter("SPEECH"):
+            lines = [text for line in speech.iter("LINE") if (text := _spoken(line))]
+            if lines:  # by several speakers: it goes to the first
+                name = f"{title}: {(speech.findtext('SPEAKER') or '').strip()}"
+                speeches.setdefault(name, []).append("\n".join(lines))
+    return _of_speeches(speeches, length)
+
+
+def _spoken(line: ElementTree.Element) -> str:
+    """A line without the stage directions in it."""
+    return ((line.text or "") + "".join(part.tail or "" for part in line)).strip()
+
+
+def _read_leaf(folder: Path, length: int) -> Roles:
+    """LEAF's output: {"users", "num_samples", "user_data": {user: {"x": [80 characters, ...], "y": [the next]}}}."""
+    if length > LENGTH:
+        raise UserError(f"LEAF's windows have {LENGTH} characters; length={length} is more.")
+    roles: Roles = {}
+    for path in sorted(folder.glob("all_data*.json")):
+        found = read_json(path)
+        users = found.get("user_data") if isinstance(found, dict) else None
+        if not isinstance(users, dict):
+            raise UserError(f"{path} has no 'user_data', as LEAF's output has.")
+        for name, data in users.items():
+            x, y = (data.get(key) if isinstance(data, dict) else None for key in ("x", "y"))
+            if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or not x:
+                raise UserError(f"{path}, user '{name}': 'x' and 'y' must be lists of the same length, not empty.")
+            for values, size in ((x, LENGTH), (y, 1)):
+                for row, value in enumerate(values, 1):
+                    if not isinstance(value, str) or len(value) != size:
+                        raise UserError(f"{path}, user '{name}', row {row}: {size} characters are needed.")
+            codes = _code("".join(x)).reshape(len(x), LENGTH)
+            roles[name] = codes[:, LENGTH - length :], _code("".join(y))
+    return roles
+
+
+READERS: dict[str, Callable[[Path, int], Roles]] = {"xml": _read_xml, "leaf": _read_leaf, "roles": _read_roles}

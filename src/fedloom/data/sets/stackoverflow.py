@@ -1,0 +1,75 @@
+"""Stack Overflow: the next word in the sentences of its users, as TensorFlow Federated publishes them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.core.errors import UserError
+from fedloom.core.settings import setting
+from fedloom.data.pool import Dataset, Pool, Source, locate
+from fedloom.data.text import next_words
+
+FILE = "stackoverflow_train.h5"
+
+
+@dataclass(frozen=True)
+class StackOverflow(Dataset):
+    name = "stackoverflow"
+    about = "Stack Overflow, next word, a client for each user"
+    size = "342,477 users, of whom those first in the list are taken; 10,004 classes"
+    model = "lstm_so"
+    partition = "natural"
+    licence = "CC BY-SA 3.0 (Stack Exchange)"
+    sources = (
+        Source(
+            "stackoverflow.tar.bz2",
+            (
+                "https://storage.googleapis.com/tff-datasets-public/stackoverflow.tar.bz2",
+                "https://fedml.s3-us-west-1.amazonaws.com/stackoverflow.tar.bz2",
+            ),
+            unpack=True,
+        ),
+    )
+    usual = {"lr": 1.0, "rounds": 100, "batch_size": 16, "clip": 5.0, "split": (0.8, 0.1, 0.1), "clients": 100}
+
+    words: int = setting(10_000, "words of the vocabulary, besides pad, bos, eos, oov", low=1)
+    length: int = setting(20, "words of a sentence; longer ones are cut", low=2)
+    min_sentences: int = setting(100, "only users with at least so many sentences are clients", low=2)
+
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+        folder, _ = locate(type(self), data_dir, {"tff": (FILE,)})
+        return next_words(_users(folder / FILE, clients, self.min_sentences), self.words, self.length)
+
+
+def _users(path: Path, clients: int, least: int) -> list[list[list[str]]]:
+    """Sentences in time order of the users that come first in the sorted list and have enough of them."""
+    try:
+        import h5py
+    except ImportError:
+        raise UserError(f"{path} is an HDF5 file; install its reader with pip install 'fedloom[hdf5]'.") from None
+    found: list[list[list[str]]] = []
+    try:
+        with h5py.File(path, "r") as file:
+            for user in sorted(file["examples"]):
+                if len(file["examples"][user]["tokens"]) >= least:
+                    found.append(_sentences(file["examples"][user]))
+                if len(found) == clients:
+                    return found
+    except (OSError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0].strip("'\"")
+        raise UserError(f"{path} is damaged or not TFF's file ({reason}); fetch it again.") from None
+    raise too_few(len(found), clients, least)
+
+
+def _sentences(user: Any) -> list[list[str]]:
+    order = np.argsort(user["creation_date"].asstr()[:], kind="stable")
+    return [text.split() for text in user["tokens"].asstr()[:][order]]
+
+
+def too_few(found: int, clients: int, least: int) -> UserError:
+    return UserError(
+        f"{found} users have at least {least} sentences, fewer than the {clients} clients; use fewer clients or a "
+        "smaller min_sentences."
+    )
