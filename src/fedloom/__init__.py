@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from fedloom.core.federation import Federation, Ragged
     from fedloom.core.settings import setting
     from fedloom.core.task import Task
+    from fedloom.data.own.arrays import federation
+    from fedloom.data.sets.own import OwnData
     from fedloom.deviation import deviations
     from fedloom.experiment import Result, load, run
 
@@ -22,13 +24,15 @@ _HOMES = {
     "fedloom.core.settings": ("setting",),
     "fedloom.core.task": ("Task",),
     "fedloom.comparison": ("Comparison", "compare"),
+    "fedloom.data.own.arrays": ("federation",),
+    "fedloom.data.sets.own": ("OwnData",),
     "fedloom.deviation": ("deviations",),
     "fedloom.experiment": ("Result", "load", "run"),
 }
 
 __all__ = [
-    "Algorithm", "Batch", "Comparison", "Draw", "Federation", "Info", "Phase", "Ragged", "Result", "Slot", "Task",
-    "UserError", "compare", "deviations", "load", "run", "setting",
+    "Algorithm", "Batch", "Comparison", "Draw", "Federation", "Info", "OwnData", "Phase", "Ragged", "Result", "Slot",
+    "Task", "UserError", "compare", "deviations", "federation", "load", "run", "setting",
 ]  # fmt: skip
 
 

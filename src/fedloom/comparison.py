@@ -50,7 +50,7 @@ class Comparison:
 
 def compare(
     methods: Iterable[str | Algorithm | type[Algorithm]] | str | Algorithm | type[Algorithm] = METHODS,
-    dataset: str | Dataset | Federation = "digits",
+    dataset: str | Path | Dataset | Federation = "digits",
     *,
     seeds: int | Sequence[int] = 3,
     partition: str | Partition | None = None,

@@ -24,6 +24,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.settings import build, fields, setting
 from fedloom.data.partitions import PARTITIONS, Partition
 from fedloom.data.pool import DATASETS, Dataset
+from fedloom.data.sets.own import OwnData, own_path
 from fedloom.models.zoo import MODELS, Model
 
 Request = dict[str, Any]
@@ -85,7 +86,7 @@ class Config:
 
 def configure(
     algorithm: str | Algorithm | type[Algorithm] = "ditto",
-    dataset: str | Dataset | Federation = "digits",
+    dataset: str | Path | Dataset | Federation = "digits",
     partition: str | Partition | None = None,
     model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,
     head: str = "head",
@@ -98,16 +99,19 @@ def configure(
     method = algorithm if isinstance(algorithm, type) else type(algorithm)
     if issubclass(method, Algorithm) and "name" not in vars(method):  # records would call it by another's name
         raise UserError(f"The method {method.__name__} has no name of its own; write name = '...' in its class.")
+    if (path := own_path(dataset)) is not None or isinstance(dataset, Path):
+        dataset, values = OwnData.name, {"dataset.path": path, **values}
     if isinstance(dataset, Federation):
         data_class: Any = None
-        usual: dict[str, Any] = {}
+        best: tuple[str, str, dict[str, Any]] = ("mlp", "natural", {})
     else:
         data_class = DATASETS[dataset] if isinstance(dataset, str) else type(dataset)
-        usual = dict(data_class.usual)
-    model = model if model is not None else ("mlp" if data_class is None else data_class.model)
-    partition = partition if partition is not None else ("natural" if data_class is None else data_class.partition)
+        best = _defaults(data_class, values) if isinstance(dataset, str) else dataset.defaults()
+    usual = dict(best[2])
+    model = model if model is not None else best[0]
+    partition = partition if partition is not None else best[1]
     own = {key: usual.pop(key) for key in list(usual) if "." in key}  # of the data set's own partition
-    if data_class is not None and partition == data_class.partition:
+    if partition == best[1]:
         values = {**own, **values}
     owners: dict[str, Any] = {
         "algorithm": ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm,
@@ -125,6 +129,15 @@ def configure(
     made = {name: build(classes[name], found, f"{name} '{classes[name].name}'") for name, found in sorted_.items()}
     folder = None if data_dir is None else Path(data_dir)
     return Config(settings, **{**owners, **made}, head=head, data_dir=folder)
+
+
+def _defaults(cls: type[Dataset], values: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Model, partition and usual settings of a data set, which may depend on its own settings."""
+    if cls.defaults is Dataset.defaults:
+        return cls.model, cls.partition, cls.usual
+    mine = {key.removeprefix("dataset."): value for key, value in values.items() if key.startswith("dataset.")}
+    mine |= {key: value for key, value in values.items() if key in fields(cls)}
+    return build(cls, mine, f"dataset '{cls.name}'").defaults()
 
 
 def _expanded(cls: type[Algorithm], given: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +187,7 @@ def combine(*requests: Mapping[str, Any]) -> Request:
                 _overrule(special, [key])
                 continue
             old = made.get(section, {})
-            new = {bare: value} if dot else {"name": value} if isinstance(value, str) else dict(value)
+            new = {bare: value} if dot else _section(section, value)
             replaced = "name" in new and "name" in old and new["name"] != old["name"]
             made[section] = new if replaced else {**old, **new}
             for name in new:  # what was said before without naming a section is overruled
@@ -183,6 +196,13 @@ def combine(*requests: Mapping[str, Any]) -> Request:
         for method, values in request.get("per_method", {}).items():
             special[method] = {**special.get(method, {}), **values}
     return {**made, "per_method": special} if any(special.values()) else made
+
+
+def _section(section: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, str):
+        return dict(value)
+    path = own_path(value) if section == "dataset" else None
+    return {"name": value} if path is None else {"name": OwnData.name, "path": path}
 
 
 def _overrule(special: Mapping[str, dict[str, Any]], names: Iterable[str]) -> None:
@@ -254,10 +274,10 @@ def flat(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first setting in which two described configurations differ (where the data lies does not matter)."""
+    """The first setting in which two described configurations differ (where the data lie does not matter)."""
     a, b = flat(old), flat(new)
     for key in [*a, *b]:
-        if key != "data_dir" and a.get(key) != b.get(key):
+        if key not in ("data_dir", "dataset.path") and a.get(key) != b.get(key):
             return key, a.get(key), b.get(key)
     return None
 

@@ -26,7 +26,7 @@ from fedloom.core.keys import rng
 from fedloom.core.network import Network
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree
-from fedloom.data.divide import divide
+from fedloom.data.divide import divide, settled
 from fedloom.data.partitions import Partition
 from fedloom.data.pool import Dataset
 from fedloom.engines.plan import Plan
@@ -70,6 +70,7 @@ def make_data(config: Config) -> Federation:
             pool, config.partition, s.clients,
             split=s.split, source=s.pool, subset=s.subset, server_share=s.server_share, seed=s.partition_seed,
         )  # fmt: skip
+    data = settled(data)
     for note in data.notes:
         log.warning("%s.", note)
     return data.to(device, dtype)
@@ -212,7 +213,7 @@ OnRound = Callable[[int, int, Row | None], None]
 
 def run(
     algorithm: str | Algorithm | type[Algorithm] = "ditto",
-    dataset: str | Dataset | Federation = "digits",
+    dataset: str | Path | Dataset | Federation = "digits",
     *,
     partition: str | Partition | None = None,
     model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,

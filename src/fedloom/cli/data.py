@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from fedloom.cli import show
+from fedloom.cli.checked import checked
 from fedloom.cli.console import err, log, out
-from fedloom.cli.options import with_settings
+from fedloom.cli.options import SETTINGS, pairs, with_settings
 
 app = typer.Typer(help="Fetch data, look at data, before training.", rich_markup_mode=None, invoke_without_command=True)
 PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
@@ -21,6 +22,47 @@ Request = dict[str, Any]
 def _top(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         out.print(context.get_help(), highlight=False, markup=False)
+
+
+@app.command()
+def check(
+    path: Annotated[str, typer.Argument(help="file or folder with your own data", metavar="PATH")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="what the data do not say: --set label=NAME, see 'fedloom list datasets own'",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    partition: Annotated[str | None, typer.Option("--partition", help=SETTINGS["partition"], **PLAIN)] = None,
+    clients: Annotated[str | None, typer.Option("--clients", help=SETTINGS["clients"], **PLAIN)] = None,
+    json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+) -> None:
+    """Check your own data: what is there, and what is wrong with it, before any training."""
+    log(False)
+    from fedloom.config import configure
+    from fedloom.core.errors import UserError
+    from fedloom.core.settings import build
+    from fedloom.data.own.check import check as examine
+    from fedloom.data.sets.own import OwnData
+    from fedloom.experiment import make_task
+
+    count = {} if clients is None else {"clients": clients}
+    settings = {key.removeprefix("dataset."): value for key, value in pairs(set_ or []).items()}
+    asked = build(OwnData, {**settings, "path": path}, "your own data")
+    found = examine(asked)
+    if found["ready"]:
+        try:
+            make_task(configure(dataset=asked, partition=partition, values={"device": "cpu", **count}))
+        except UserError as error:
+            found |= {"ready": False, "problems": [{"kind": "run", "text": str(error)}]}
+    given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    for name, value in (("--partition", partition), ("--clients", clients)):
+        given += [] if value is None else [name, value]
+    checked(out, found, given, json)
+    if not found["ready"]:
+        raise typer.Exit(2)
 
 
 @app.command(name="show")

@@ -52,7 +52,7 @@ def run(
     _one_place(out_, resume, no_save)
     before = Directory(resume).config() if resume is not None else {}
     config = resolve(combine(before, request, {"algorithm": algorithm} if algorithm is not None else {}))
-    names = [config.algorithm.name, request.get("dataset", {}).get("name", "digits")]
+    names = [config.algorithm.name, Path(show.data_name(request.get("dataset", {}))).stem]
     folder = None if no_save else resume or out_ or _free_folder("-".join(names))
     with show.progress(err) as bar:
         result = _stoppable(
@@ -89,7 +89,7 @@ def compare(
     listed, counted = request.pop("methods", names), request.pop("seeds", numbers)
     names, numbers = methods or parse_methods(listed), parse_seeds(counted if seeds is None else seeds)
     configs = configurations(names, combine(before, request))
-    dataset = request.get("dataset", {}).get("name", "digits")
+    dataset = Path(show.data_name(request.get("dataset", {}))).stem
     folder = None if no_save else resume or out_ or _free_folder(f"compare-{dataset}")
     with show.progress(err) as bar:
         found = _stoppable(

@@ -76,12 +76,10 @@ def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
     )
 
 
-def _request(
-    values: dict[str, Any], config: Path | None, preset: str | None, pairs: list[str] | None
-) -> dict[str, Any]:
+def _request(values: dict[str, Any], config: Path | None, preset: str | None, set_: list[str] | None) -> dict[str, Any]:
     """A preset, then a file, then options: what comes later counts."""
     options = {key: value for key, value in values.items() if value is not None}
-    settings = _pairs(pairs or [])
+    settings = pairs(set_ or [])
     if twice := sorted(options.keys() & settings.keys()):
         raise UserError(f"'{twice[0]}' is given twice, as an option and with --set.")
     from fedloom import config as configuration  # torch takes seconds to import; help should not
@@ -91,13 +89,14 @@ def _request(
     return configuration.combine(*requests, options, settings)
 
 
-def _pairs(items: list[str]) -> dict[str, str]:
-    pairs = {}
+def pairs(items: list[str]) -> dict[str, str]:
+    """What `--set key=value` gives."""
+    found = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set takes key=value, not '{item}'.")
-        if key.strip() in pairs:
+        if key.strip() in found:
             raise UserError(f"--set gives '{key.strip()}' twice.")
-        pairs[key.strip()] = value.strip()
-    return pairs
+        found[key.strip()] = value.strip()
+    return found

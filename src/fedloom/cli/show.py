@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -89,7 +90,7 @@ def result(console: Console, found: Result) -> None:
     evaluated = len(found.clients["client"].unique())
     clients = f"{evaluated} clients" if c["eval_clients"] is None else f"{c['clients']} clients, {evaluated} evaluated"
     console.print(
-        f"[bold]{c['algorithm']['name']}[/] on {c['dataset']['name']}: {clients}, {_named(c['partition'])}, "
+        f"[bold]{c['algorithm']['name']}[/] on {data_name(c['dataset'])}: {clients}, {_named(c['partition'])}, "
         f"{_named(c['model'])}, {c['rounds']} rounds in {found.seconds:.1f} s",
         highlight=False,
     )
@@ -127,7 +128,7 @@ def comparison(console: Console, found: Comparison) -> None:
     """The leaderboard of the personal models; the files have the others too."""
     rows, c = main_rows(found.board), found.config
     console.print(
-        f"[bold]{len(rows)} methods[/] on {c['dataset']['name']}: {_named(c['partition'])}, {_named(c['model'])}, "
+        f"[bold]{len(rows)} methods[/] on {data_name(c['dataset'])}: {_named(c['partition'])}, {_named(c['model'])}, "
         f"{c['rounds']} rounds, {len(c['seeds'])} {'seed' if len(c['seeds']) == 1 else 'seeds'}",
         highlight=False,
     )
@@ -190,11 +191,17 @@ def partition(console: Console, found: dict[str, Any], as_json: bool) -> None:
     share = "share of each class" if width == 1 else f"share of each {width} classes"
     table.add_column(share if bars else "most common class", no_wrap=True)
     for one in clients[:SHOWN]:
-        numbers = [str(one[name]) for name in ("client", "samples", "train", "val", "test", "classes")]
-        table.add_row(*numbers, _bars(one["labels"], width) if bars else _most_common(one["labels"]))
+        numbers = [str(one[name]) for name in ("samples", "train", "val", "test", "classes")]
+        name = Text(str(one.get("name", one["client"])))
+        table.add_row(name, *numbers, _bars(one["labels"], width) if bars else _most_common(one["labels"]))
     console.print(table)
     if len(clients) > SHOWN:
         console.print(f"The first {SHOWN} of {len(clients)} clients; --json has all, --picture FILE shows all.")
+
+
+def data_name(section: dict[str, Any]) -> str:
+    """A data set's name; of somebody's own, what the path ends in."""
+    return Path(section["path"]).name if section.get("path") else section.get("name", "digits")
 
 
 def _bars(labels: list[int], width: int) -> str:

@@ -49,6 +49,16 @@ class Ragged:
 
 
 @dataclass(frozen=True, eq=False)
+class Scaling:
+    """What is done to columns of numbers once it is known which samples are for training: these alone have a say."""
+
+    columns: np.ndarray  # which ones, a mask
+    axis: int = -1  # of the samples, where the columns are
+    standardise: bool = True  # to mean 0 and spread 1
+    fill: bool = False  # NaN becomes the column's mean
+
+
+@dataclass(frozen=True, eq=False)
 class Federation:
     x: Tensor  # every sample; uint8 stays uint8 until it is used
     y: Tensor
@@ -60,6 +70,9 @@ class Federation:
     vocab: int | None = None  # number of token ids, where samples are sequences of them [as many as occur]
     dtype: torch.dtype = torch.float32
     unscored: tuple[int, ...] = ()  # classes that are learnt, but as targets not scored (end of sentence, unknown word)
+    class_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
+    scaling: Scaling | None = None  # still to be done
     notes: tuple[str, ...] = field(default=())  # what a reader of the results should know
 
     @property

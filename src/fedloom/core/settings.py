@@ -73,6 +73,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             raise UserError(f"{name} needs a value.")
         return _typed(name, value, next(o for o in options if o is not type(None)))
     if origin is tuple:
+        if isinstance(value, str) and options[0] is str:
+            value = [part.strip() for part in value.split(",") if part.strip()]
         parts = value.replace("/", ",").split(",") if isinstance(value, str) else value
         if not isinstance(parts, list | tuple) or (options[-1] is not Ellipsis and len(parts) != len(options)):
             count = "numbers" if options[-1] is Ellipsis else f"{len(options)} numbers"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from fedloom.core.errors import UserError
-from fedloom.core.federation import Federation, Ragged
+from fedloom.core.federation import Federation, Ragged, Scaling
 from fedloom.core.keys import rng, stream
 from fedloom.data.partitions import Iid, Lists, Natural, Partition
 from fedloom.data.pool import Pool
@@ -48,11 +51,14 @@ def divide(
         take = round(server_share * len(rows))
         server, rows = np.union1d(server, rows[:take]), np.sort(rows[take:])
     test_lists: Lists | None = None
-    natural = isinstance(partition, Natural) and source != "separate"
-    if natural and pool.natural is not None:
-        divided = np.zeros(len(pool.y), dtype=bool)
-        divided[rows] = True
-        lists = [r[divided[r]] for r in pool.natural]
+    names: tuple[str, ...] = ()
+    natural = isinstance(partition, Natural) and pool.natural is not None
+    if natural:
+        assert pool.natural is not None
+        lists, names = _among(pool.natural, rows, len(pool.y)), pool.client_names
+        if source == "separate":
+            assert pool.official_test is not None
+            test_lists = _among(pool.natural, pool.official_test, len(pool.y))
     else:
         if pool.y.ndim > 1 and not isinstance(partition, Iid):
             raise UserError(
@@ -73,23 +79,45 @@ def divide(
         kept = np.sort(rng("partition", seed, subset).choice(len(lists), subset, replace=False))
         lists = [lists[i] for i in kept]
         test_lists = None if test_lists is None else [test_lists[i] for i in kept]
-    return _federation(pool, lists, test_lists, server, split, seed, ordered=pool.ordered and natural)
+        names = tuple(names[i] for i in kept) if names else ()
+    return _federation(pool, lists, test_lists, server, split, seed, ordered=pool.ordered and natural, names=names)
+
+
+def _among(lists: Sequence[np.ndarray], rows: np.ndarray, n: int) -> Lists:
+    """Of each list the members that are among the rows."""
+    wanted = np.zeros(n, dtype=bool)
+    wanted[rows] = True
+    return [mine[wanted[mine]] for mine in lists]
 
 
 def _federation(
-    pool: Pool, lists: Lists, tests: Lists | None, server: np.ndarray, split: Shares, seed: int, ordered: bool
+    pool: Pool,
+    lists: Lists,
+    tests: Lists | None,
+    server: np.ndarray,
+    split: Shares,
+    seed: int,
+    ordered: bool,
+    names: tuple[str, ...],
 ) -> Federation:
     parts: dict[str, Lists] = {"train": [], "val": [], "test": []}
-    dropped = 0
+    kept: list[int] = []
+    official_val = np.zeros(len(pool.y), dtype=bool)
+    if pool.official_val is not None:
+        official_val[pool.official_val] = True
     for i, rows in enumerate(lists):
-        if len(rows) < 2 or (tests is not None and not len(tests[i])):
-            dropped += 1  # nothing to train on, or nothing to test on
-            continue
+        held = official_val[rows]
+        if len(rows) < 2 if tests is None else held.all() or not len(tests[i]):
+            continue  # nothing to train on, or nothing to test on
+        kept.append(i)
         if not ordered:
             rows = rng("partition", seed, stream("split"), i).permutation(rows)
         if tests is None:
             train, val, _ = split_sizes(len(rows), split)
             pieces = (rows[:train], rows[train : train + val], rows[train + val :])
+        elif pool.official_val is not None:
+            held = official_val[rows]
+            pieces = (rows[~held], rows[held], tests[i])
         else:
             val = min(int(split[1] * len(rows) + 1e-9), len(rows) - 1)
             pieces = (rows[val:], rows[:val], tests[i])
@@ -97,6 +125,7 @@ def _federation(
             parts[name].append(piece)
     if not parts["train"]:
         raise UserError("The partition leaves no client with enough samples; use fewer clients.")
+    dropped = len(lists) - len(kept)
     notes = pool.notes + (
         (f"{dropped} of {len(lists)} clients had too few samples and were left out",) if dropped else ()
     )
@@ -110,8 +139,43 @@ def _federation(
         spread=pool.spread,
         vocab=pool.vocab,
         unscored=pool.unscored,
+        class_names=pool.class_names,
+        client_names=tuple(names[i] for i in kept) if names else (),
+        scaling=pool.scaling,
         notes=notes,
     )
+
+
+def settled(data: Federation) -> Federation:
+    """The federation as it is trained on: scaled, and without samples that no training could survive."""
+    if data.scaling is not None:
+        data = replace(data, x=torch.from_numpy(_scaled(data, data.scaling)), scaling=None)
+    x, y = data.x, data.y
+    if x.is_floating_point() and not torch.isfinite(x).all():
+        at = int((~torch.isfinite(x.reshape(len(x), -1)).all(1)).nonzero()[0])
+        raise UserError(f"Sample {at} of the data has a value that is not a finite number; correct it or leave it out.")
+    low = -1 if y.dim() > 1 else 0  # of sequences, padding is -1
+    if len(y) and (int(y.min()) < low or int(y.max()) >= data.classes):
+        at = int(((y < low) | (y >= data.classes)).reshape(len(y), -1).any(1).nonzero()[0])
+        raise UserError(f"Sample {at} of the data has a label outside 0 to {data.classes - 1}; correct it.")
+    return data
+
+
+def _scaled(data: Federation, scaling: Scaling) -> np.ndarray:
+    """Columns of numbers filled and standardised as the training samples of all clients say."""
+    x = np.array(np.moveaxis(data.x.cpu().numpy(), scaling.axis, -1), dtype=np.float64)
+    train = data.splits["train"].flat.cpu().numpy()
+    for column in np.flatnonzero(scaling.columns):
+        values = x[..., column]
+        seen = values[train]
+        seen = seen[~np.isnan(seen)]
+        mean, spread = (seen.mean(), seen.std()) if len(seen) else (0.0, 0.0)
+        if scaling.fill:
+            values[np.isnan(values)] = mean
+        if scaling.standardise:
+            values -= mean
+            values /= spread if spread > 1e-12 * abs(mean) else 1.0  # a constant's spread is a rounding error
+    return np.ascontiguousarray(np.moveaxis(x, -1, scaling.axis))
 
 
 def split_sizes(n: int, split: Shares) -> tuple[int, int, int]:

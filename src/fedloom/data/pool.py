@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedloom.core.errors import UserError
+from fedloom.core.federation import Scaling
 from fedloom.core.registry import Registry
 
 
@@ -21,6 +22,7 @@ class Pool:
     y: np.ndarray
     classes: int
     official_test: np.ndarray | None = None  # rows that the publishers of the data set aside for testing
+    official_val: np.ndarray | None = None  # and for validation
     natural: tuple[np.ndarray, ...] | None = None  # whose the samples are by nature
     server: np.ndarray | None = None  # rows that the data set itself gives to the server
     ordered: bool = False  # a client's samples are split in the order in which they are listed
@@ -28,6 +30,9 @@ class Pool:
     spread: tuple[float, ...] = (1.0,)
     vocab: int | None = None  # number of token ids, where samples are sequences of them
     unscored: tuple[int, ...] = ()  # classes that are learnt, but as targets not scored (end of sentence, unknown word)
+    scaling: Scaling | None = None
+    class_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()  # of the natural clients
     notes: tuple[str, ...] = field(default=())
 
 
@@ -59,6 +64,10 @@ class Dataset(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         DATASETS.add(cls.name, cls)
+
+    def defaults(self) -> tuple[str, str, dict[str, Any]]:
+        """Model, partition and settings that are used when none are given."""
+        return self.model, self.partition, self.usual
 
     @abstractmethod
     def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:

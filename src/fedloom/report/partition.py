@@ -25,6 +25,7 @@ def describe(data: Federation) -> dict[str, Any]:
     clients = [
         {
             "client": i,
+            **({"name": data.client_names[i]} if data.client_names else {}),
             "samples": int(sum(n[i] for n in sizes.values())),
             **({"positions": int(labels[i].sum())} if data.y.dim() > 1 else {}),
             **{name: int(n[i]) for name, n in sizes.items()},

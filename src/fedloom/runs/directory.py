@@ -3,6 +3,7 @@
 config.yaml         the resolved configuration; `fedloom run --config` repeats the run
 plan.json           the execution plan, used again on resume
 partition.parquet   whose samples are whose: a row per client, and the server's as client -1
+names.json          what the clients and classes are called, where the data say so
 rounds.parquet      metrics per evaluated round
 clients.parquet     accuracy per client and evaluated round
 timings.parquet     seconds per round; nothing else in the directory depends on the clock but environment and log
@@ -119,6 +120,9 @@ class Directory:
                 raise UserError(f"The {what} of {self.path} is not what the run was started with; start a new run.")
         else:
             table = partition_table(data)
+            if data.class_names or data.client_names:
+                names = {"clients": list(data.client_names), "classes": list(data.class_names)}
+                write_json(self.path / "names.json", names)
             write_table(path, table.replace_schema_metadata({"partition": digest, "samples": samples}))
         return digest
 
