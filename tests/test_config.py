@@ -441,3 +441,14 @@ def test_variants_that_are_not_there_are_refused():
         configure("fedavg", values={"algorithm.variant": "code"})
     with user_error("setting of both", "algorithm.variant or dataset.variant"):
         configure("page", "synthetic", values={"variant": "code"})
+
+
+def test_a_setting_that_was_not_there_when_a_run_was_started_had_its_default():
+    old = describe(configure("fedavg"))
+    del old["holdout_clients"]
+    assert difference(old, describe(configure("fedavg"))) is None
+    assert difference(old, describe(configure("fedavg", values={"holdout_clients": 3}))) == (
+        "holdout_clients",
+        0.0,
+        3.0,
+    )

@@ -22,7 +22,7 @@ from fedloom.core.federation import Federation
 from fedloom.data.partitions import Partition
 from fedloom.data.pool import Dataset
 from fedloom.experiment import OnRound, Result, execute, make_data, make_task
-from fedloom.metrics.leaderboard import BASELINE, METRICS, Chosen, Scored, leaderboard
+from fedloom.metrics.leaderboard import BASELINE, METRICS, UNSEEN, Chosen, Scored, leaderboard
 from fedloom.metrics.scores import trend
 from fedloom.models.zoo import Model
 from fedloom.report.leaderboard import selected, to_csv, to_latex, to_markdown
@@ -265,5 +265,6 @@ def score(label: str, seed: int, result: Result) -> Scored:
 
 def _chosen(result: Result, view: str, row: Mapping[str, Any]) -> Chosen:
     clients = result.clients.filter(pc.field("round") == row["round"])
-    ids, acc = clients["client"].to_numpy(), clients[f"{view}_acc"].to_numpy()
-    return Chosen(row["round"], {metric: row[f"{view}_{metric}"] for metric in METRICS}, ids, acc)
+    ids, acc = clients["client"].to_numpy(), clients[f"{view}_acc"].to_numpy()  # NaN for those who are held out
+    metrics, unseen = {m: row[f"{view}_{m}"] for m in METRICS}, {m: row[m] for m in UNSEEN if m in row}
+    return Chosen(row["round"], metrics, ids, acc, unseen)

@@ -51,6 +51,8 @@ class Settings:
     server_share: float = setting(0.0, "share of the samples that goes to the server (D_CS)", low=0, high=0.9)
     eval_every: int = setting(1, "rounds between evaluations", low=1)
     eval_clients: int | None = setting(None, "evaluate a fixed random sample of so many clients, not all", low=1)
+    holdout_clients: float = setting(0.0, "share (or number, from 1 on) of the clients kept out of training", low=0)
+    join_rounds: int = setting(1, "rounds in which a held-out client takes part to be counted as joined", low=1)
     dtype: Literal["float32", "float64"] = setting("float32", "precision")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     deterministic: bool = setting(False, "on a GPU, use only algorithms that give the same bits every time")
@@ -275,8 +277,9 @@ def flat(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """The first setting in which two described configurations differ (where the data lie does not matter)."""
-    a, b = flat(old), flat(new)
-    for key in [*a, *b]:
+    usual = _plain(Settings())  # of a setting that was not there when a run was started
+    a, b = ({**usual, **flat(request)} for request in (old, new))
+    for key in [*flat(old), *flat(new)]:
         if key not in ("data_dir", "dataset.path") and a.get(key) != b.get(key):
             return key, a.get(key), b.get(key)
     return None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import nn
 
@@ -26,7 +27,7 @@ from fedloom.core.keys import rng
 from fedloom.core.network import Network
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree
-from fedloom.data.divide import divide, settled
+from fedloom.data.divide import divide, hold_out, settled
 from fedloom.data.partitions import Partition
 from fedloom.data.pool import Dataset
 from fedloom.engines.plan import Plan
@@ -62,6 +63,7 @@ def make_data(config: Config) -> Federation:
     """Load and divide the data, on the device."""
     s = config.settings
     device, dtype = find_device(s.device), torch.float64 if s.dtype == "float64" else torch.float32
+    notes: tuple[str, ...] = ()
     if isinstance(config.dataset, Federation):
         data = config.dataset
     else:
@@ -70,8 +72,12 @@ def make_data(config: Config) -> Federation:
             pool, config.partition, s.clients,
             split=s.split, source=s.pool, subset=s.subset, server_share=s.server_share, seed=s.partition_seed,
         )  # fmt: skip
+        if s.holdout_clients and pool.server is not None:
+            notes = ("The data set gives samples of all clients to the server, also of those who are held out",)
+    if s.holdout_clients:
+        data = hold_out(data, s.holdout_clients, s.partition_seed)
     data = settled(data)
-    for note in data.notes:
+    for note in (*data.notes, *notes):
         log.warning("%s.", note)
     return data.to(device, dtype)
 
@@ -107,8 +113,11 @@ def _network(config: Config, data: Federation) -> Network:
 def check(alg: Algorithm, task: Task) -> None:
     """Everything about a method and a task that can be wrong and shows before training."""
     n, ratio = task.clients, task.participation
-    if not task.data.splits["test"].sizes.sum():
+    tests = task.data.splits["test"].sizes
+    if not tests[:n].sum():
         raise UserError("No client has test samples, so nothing could be evaluated.")
+    if task.data.held_out and not tests[n:].sum():
+        raise UserError("No client that is held out has test samples; hold out others, or set holdout_clients=0.")
     if task.network.outputs < task.classes:
         raise UserError(f"The model has {task.network.outputs} outputs, but the data has {task.classes} classes.")
     made, wanted = task.network.positions, tuple(task.data.y.shape[1:])
@@ -200,6 +209,13 @@ class Result:
         """Which models were scored: pre, post, global."""
         return [view for view in VIEWS if f"{view}_acc_mean" in self.last()]
 
+    @property
+    def unseen(self) -> list[int]:
+        """Clients that were held out, as far as they were evaluated."""
+        if "new_acc" not in self.clients.column_names:
+            return []
+        return self.clients.filter(pc.field("new_acc").is_valid())["client"].unique().to_pylist()
+
     def summary(self) -> dict[str, Any]:
         found: dict[str, Any] = {"partition": self.partition, "rounds": self.last()["round"], "last": self.last()}
         for name, pick in (("best_on_validation", self.best_on_validation), ("best_on_test", self.best_on_test)):
@@ -285,9 +301,15 @@ def _advance(
     evaluated = None
     if s.eval_clients is not None:
         evaluated = rng("eval", s.partition_seed).choice(task.clients, s.eval_clients, replace=False)
+    unseen, held_out = None, task.data.held_out
+    if s.eval_clients is not None and s.eval_clients < held_out:
+        few = rng("eval", s.partition_seed, 1).choice(held_out, s.eval_clients, replace=False)
+        unseen = task.clients + few
     store = partial(make_store, kind=s.store, folder=directory.store if directory else None)
     with _threads(plan.threads if plan else 0), stoppable() if directory else nullcontext() as wish:
-        rounds = Rounds(config.algorithm, task, s.seed, s.engine, plan or s.plan, evaluated, store)
+        rounds = Rounds(
+            config.algorithm, task, s.seed, s.engine, plan or s.plan, evaluated, store, unseen, s.join_rounds
+        )
         records = directory.begin(rounds) if directory else Records()
         if on_round is not None:
             on_round(rounds.t, s.rounds, records.rounds[-1] if records.rounds else None)

@@ -54,6 +54,21 @@ MISTAKES = {
     "participation 0": (("run", "--participation", "0"), "participation must be greater than 0"),
     "participation above": (("run", "--participation", "30"), "30 clients, but there are 20"),
     "participation 1.5": (("run", "--participation", "1.5"), "whole number of clients"),
+    "nobody left": (("run", "--holdout-clients", "20"), "leaves nobody to train, as there are 20 clients"),
+    "held out 2.5": (("run", "--holdout-clients", "2.5"), "whole number of clients, not 2.5"),
+    "held out -1": (("run", "--holdout-clients", "-1"), "holdout_clients must be at least 0"),
+    "one client held out": (("run", "--clients", "1", "--holdout-clients", "0.2"), "only one client"),
+    "nobody left to show": (("data", "show", "--holdout-clients", "20"), "leaves nobody to train"),
+    "nobody left to compare": (("compare", "fedavg", "--holdout-clients", "20"), "leaves nobody to train"),
+    "participation of those left": (
+        ("run", "--holdout-clients", "5", "--participation", "16"),
+        "16 clients, but there are 15",
+    ),
+    "evaluation of those left": (
+        ("run", "--holdout-clients", "5", "--eval-clients", "16"),
+        "16 clients, but there are 15",
+    ),
+    "join rounds 0": (("run", "--holdout-clients", "5", "--set", "join_rounds=0"), "join_rounds must be at least 1"),
     "split": (("run", "--set", "split=0.5/0.5"), "split takes 3 numbers"),
     "split sum": (("run", "--set", "split=0.5/0.1/0.1"), "add up to 1"),
     "k above classes": (("run", "--partition", "kclass_equal", "--set", "k=11"), "k must be at most"),
@@ -100,6 +115,26 @@ def test_a_run_prints_all_three_reports_for_every_model(monkeypatch, capsys):
         assert sum(line.strip().startswith(row) for line in out.splitlines()) == 3
     assert "Global model on the server's data" in out
     assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_clients_that_are_held_out_have_rows_of_their_own(monkeypatch, capsys):
+    args = ("run", "fedper", "--rounds", "2", "--clients", "6", "--holdout-clients", "2")
+    code, out, err = fedloom(monkeypatch, capsys, *args)
+    assert (code, err) == (0, "")
+    assert "fedper on digits: 4 clients and 2 unseen" in out
+    for row in ("unseen, on arrival", "unseen, joined"):
+        assert sum(line.strip().startswith(row) for line in out.splitlines()) == 3
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_who_is_held_out_is_shown_with_the_data(monkeypatch, capsys):
+    args = ("data", "show", "--clients", "6", "--holdout-clients", "2")
+    code, out, _ = fedloom(monkeypatch, capsys, *args)
+    assert code == 0
+    assert "Held out, so that they never train: clients 4 to 5." in out
+    assert [line.split()[0] for line in out.splitlines() if line.split()[-1:] == ["out"]] == ["4", "5"]
+    _, text, _ = fedloom(monkeypatch, capsys, *args, "--json")
+    assert [one["held_out"] for one in json.loads(text)["clients"]] == [False] * 4 + [True] * 2
 
 
 def test_without_validation_data_nothing_is_called_best_on_validation(monkeypatch, capsys):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sentences import user_error
 
-from fedloom.data.divide import divide, split_sizes
+from fedloom.data.divide import divide, hold_out, split_sizes
 from fedloom.data.partitions import DirichletClass, Iid, KClassEqual, Natural, Pathological
 from fedloom.data.pool import Pool
 
@@ -241,3 +241,70 @@ def test_there_is_no_note_when_nobody_is_left_out():
 def test_a_federation_without_clients_is_refused():
     with user_error("no client", "fewer clients"):
         divide(natural_pool([1, 1, 1]), Natural(), 3)
+
+
+# -- clients that are held out
+
+
+def clients_of(data):
+    """What each client has, in the order of ids."""
+    lists = [data.splits[name].lists() for name in ("train", "val", "test")]
+    return [tuple(np.concatenate(rows).tolist()) for rows in zip(*lists, strict=True)]
+
+
+@pytest.mark.parametrize(("wanted", "count"), [(0.2, 5), (0.01, 1), (0.999, 24), (1, 1), (7, 7), (24, 24), (0.29, 7)])
+def test_a_share_or_a_number_of_clients_is_moved_to_the_end_and_nobodys_data_changes(wanted, count):
+    """0.29 * 25 = 7.25."""
+    whole = divide(make_pool(100), Iid(), 25)
+    data = hold_out(whole, wanted, seed=1)
+    assert (data.held_out, data.clients) == (count, 25 - count)
+    before, after = clients_of(whole), clients_of(data)
+    assert sorted(before) == sorted(after)
+    for some in (after[: data.clients], after[data.clients :]):  # both in the order they had
+        assert [before.index(one) for one in some] == sorted(before.index(one) for one in some)
+    left = data.participants()
+    assert (left.held_out, left.clients) == (0, 25 - count)
+    assert clients_of(left) == after[: data.clients]
+
+
+def test_who_is_held_out_depends_on_the_partition_seed_alone():
+    whole = divide(make_pool(100), Iid(), 25)
+    first, again, other = (clients_of(hold_out(whole, 5, seed)) for seed in (1, 1, 2))
+    assert first == again
+    assert set(first[20:]) != set(other[20:])
+    assert hold_out(whole, 5, 1).digest() != hold_out(whole, 6, 1).digest() != whole.digest()
+
+
+@pytest.mark.parametrize(
+    ("clients", "wanted", "words"),
+    [
+        (25, 25, "holdout_clients=25 leaves nobody to train, as there are 25 clients"),
+        (25, 30, "holdout_clients=30 leaves nobody"),
+        (25, 2.5, "not 2.5"),
+        (1, 0.5, "only one client"),
+        (1, 1, "only one client"),
+    ],
+)
+def test_too_many_to_hold_out_are_refused(clients, wanted, words):
+    with user_error(words):
+        hold_out(divide(make_pool(100), Iid(), clients), wanted, 1)
+    with user_error("This federation holds out 5 of its clients already"):
+        hold_out(hold_out(divide(make_pool(100), Iid(), 10), 5, 1), 1, 1)
+
+
+def test_feature_shift_is_a_natural_partition_whose_clients_differ_in_x():
+    """Four domains around 0, 10, 20 and 30, with the same classes in each: nobody has a sample of another domain, in
+    whatever split, nor has who is held out."""
+    draw = np.random.default_rng(0)
+    domain, y = np.repeat(np.arange(4), 60), np.tile(np.arange(2), 120)
+    x = (10 * domain[:, None] + draw.normal(size=(240, 3))).astype(np.float32)
+    lists = tuple(np.flatnonzero(domain == d) for d in range(4))
+    data = hold_out(divide(Pool(x, y, 2, natural=lists), Natural(), 99), 1, seed=1)
+    assert (data.clients, data.held_out) == (3, 1)
+    seen = []
+    for rows in clients_of(data):
+        assert np.ptp(data.x[list(rows)].numpy()) < 10  # a normal variable is not 5 away from its mean
+        assert len(rows) == 60
+        seen.append(round(float(data.x[list(rows)].mean()) / 10))
+    assert sorted(seen) == [0, 1, 2, 3]
+    assert data.labels().tolist() == [[30, 30]] * 4

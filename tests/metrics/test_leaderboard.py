@@ -47,6 +47,20 @@ def test_every_metric_has_its_mean_and_spread(metric):
     assert found[f"{metric}_std"] == pytest.approx(math.sqrt(8), rel=1e-12)
 
 
+def test_what_unseen_clients_have_is_averaged_over_seeds_and_absent_where_there_are_none():
+    """20 and 30: mean 25, variance (25 + 25) / (2 - 1) = 50. Those who are held out have no PM_pre, and no gain."""
+    runs = [scored("local", 0, [50, 60, NAN]), scored("local", 1, [50, 60, NAN])]
+    runs += [scored("fedavg", 0, [49, 63, NAN]), scored("fedavg", 1, [49, 63, NAN])]
+    for run, gap in zip(runs[2:], (20.0, 30.0), strict=True):
+        views = run.views["pre"]
+        views |= {name: one._replace(unseen={"new_gap": gap}) for name, one in views.items()}
+    found = row(runs, "fedavg")
+    assert found["new_gap"] == pytest.approx(25, rel=1e-12)
+    assert found["new_gap_std"] == pytest.approx(math.sqrt(50), rel=1e-12)
+    assert (found["gain"], found["harmed"]) == (1.0, 50.0)
+    assert "new_gap" not in row(runs, "local")
+
+
 def test_one_seed_has_no_spread():
     found = row([scored("local", 5, [40, 60]), scored("fedavg", 5, [50, 70])], "fedavg")
     assert found["acc_mean"] == 60

@@ -7,7 +7,18 @@ import re
 import pytest
 
 from fedloom.metrics.leaderboard import METRICS
-from fedloom.report.leaderboard import COLUMNS, VIEWS, caption, cell, main_rows, size, to_csv, to_latex, to_markdown
+from fedloom.report.leaderboard import (
+    COLUMNS,
+    UNSEEN,
+    VIEWS,
+    caption,
+    cell,
+    main_rows,
+    size,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 
 COMMA = "ditto:lam=0.5,personal_epochs=2"  # has a comma, and an underscore
 
@@ -230,3 +241,22 @@ def test_without_validation_data_the_table_is_of_the_last_round_and_says_so():
     assert all(row["last"] == row["acc_mean"] for row in main_rows(rows))
     assert "in the last round" in to_markdown(rows)
     assert "best validation" not in to_markdown(rows)
+
+
+def held_out(row):
+    """With accuracies of unseen clients 10 below the mean, and gaps of 12.5."""
+    new = {c: 12.5 if c.endswith("gap") else row["acc_mean"] - 10 for c in UNSEEN if c != "acc_mean"}
+    return {**row, **new, **{f"{c}_std": 0.25 for c in new}}
+
+
+def test_unseen_clients_have_a_table_of_their_own_where_there_are_any():
+    board = [held_out(row) for row in BOARD]
+    unseen, tex = markdown_tables(to_markdown(board))[2], latex_tables(to_latex(board))[2]
+    assert [cells[0] for cells in unseen] == ["method", "---", "fedavg", COMMA]
+    assert unseen[0][1:] == [title for title, _ in UNSEEN.values()]
+    wanted = ["90.00 ± 0.33", "80.00 ± 0.25", "80.00 ± 0.25", "+12.50", "80.00 ± 0.25", "80.00 ± 0.25", "+12.50"]
+    assert unseen[2][1:] == wanted
+    bold = [text if text.startswith("+") else r"\textbf{" + text.replace("±", r"$\pm$") + "}" for text in wanted]
+    assert [c.strip() for c in tex[1][1:]] == bold  # it is the better of the two
+    assert len(markdown_tables(to_markdown(BOARD))) == 2
+    assert "nseen" not in to_markdown(BOARD) + to_latex(BOARD)

@@ -1,5 +1,7 @@
 """Who has which data, in numbers worked out by hand and in pictures."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -44,6 +46,13 @@ def test_a_client_has_so_many_samples_of_every_class_and_for_every_purpose():
     assert [c["labels"] for c in clients] == [[3, 1, 0], [0, 0, 2], [1, 1, 0]]
     assert [c["classes"] for c in clients] == [2, 1, 2]
     assert [(c["train"], c["val"], c["test"]) for c in clients] == [(2, 1, 1), (1, 0, 1), (1, 0, 1)]
+
+
+def test_clients_that_are_held_out_are_marked_and_counted():
+    found = describe(replace(THREE, held_out=1))
+    assert [one["held_out"] for one in found["clients"]] == [False, False, True]
+    assert found["samples"] == 8
+    assert found["partition"] != THREE.digest()
 
 
 def test_the_whole_is_that_of_the_clients_and_the_servers_is_apart():
@@ -172,3 +181,18 @@ def test_other_kinds_of_pictures_are_refused(name, tmp_path):
 @pytest.mark.parametrize("name", ["who.png", "who.svg", "who.pdf", "a.b.svg"])
 def test_the_three_kinds_are_accepted(name, tmp_path):
     check_picture(tmp_path / name)
+
+
+@pytest.mark.parametrize("clients", [6, BUBBLES + 40], ids=["circles", "map"])
+def test_a_line_stands_before_those_who_are_held_out(clients, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **how: (figures.append(figure), path.touch()))
+    draw(replace(uniform(clients, 4), held_out=2), tmp_path / "who.svg")
+    axes = figures[0].axes[0]
+    assert [line.get_xdata()[0] for line in axes.lines] == [clients - 2.5]
+    assert f"{clients - 2} and above are held out" in axes.get_xlabel()
+    if clients == 6:
+        colours = axes.collections[0].get_facecolors()
+        held_out = axes.collections[0].get_offsets()[:, 0] >= 4
+        assert len(np.unique(colours[held_out], axis=0)) == len(np.unique(colours[~held_out], axis=0)) == 1
+        assert len(np.unique(colours, axis=0)) == 2

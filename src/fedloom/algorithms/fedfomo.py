@@ -65,6 +65,14 @@ class FedFomo(Local):
             "P": server["P"].index_put((info.id[:, None], who), up["w"], accumulate=True),
         }
 
+    def admit(self, task, server, ids, key):
+        """A newcomer has no affinities yet; its own model is sent to nobody."""
+        return {**server, "P": torch.cat([server["P"], server["P"].new_zeros(len(ids), task.clients)])}
+
+    def welcome(self, task, server, up, info, t, key):
+        who, _ = self.choose(task, server, info.id, t, key)
+        return {**server, "P": server["P"].index_put((info.id[:, None], who), up["w"], accumulate=True)}
+
     # -- the client ---------------------------------------------------------------------------------------------
 
     def begin(self, task, down, own, info):

@@ -111,5 +111,23 @@ class PFedHN(Algorithm):
             "momentum": {"phi": momentum["phi"], "v": server["momentum"]["v"].index_copy(0, ids, momentum["v"])},
         }
 
+    def admit(self, task, server, ids, key):
+        """A newcomer's embedding is drawn as the others' were."""
+        new = normal(torch.zeros_like(ids[0]) + fold(key, 2), (len(ids), self._inputs(task)), task.dtype)
+        v, momentum = torch.cat([server["v"], new]), torch.cat([server["momentum"]["v"], zeros_like(new)])
+        return {**server, "v": v, "momentum": {**server["momentum"], "v": momentum}}
+
+    def welcome(self, task, server, up, info, t, key):
+        """The hypernetwork stays; the newcomer's embedding alone is trained, by what the newcomer sends."""
+        v = server["v"][info.id]
+        _, vjp = torch.func.vjp(lambda v: hypernetwork.generate(server["phi"], v, self._targets(task)), v)
+        g = torch.func.vmap(lambda row: clip_norm({"v": row}, self.hn_clip)["v"])(vjp(up["delta"])[0])
+        momentum = self.hn_momentum * server["momentum"]["v"][info.id] + g + self.hn_decay * v
+        return {
+            **server,
+            "v": server["v"].index_copy(0, info.id, v - self.hn_lr * momentum),
+            "momentum": {**server["momentum"], "v": server["momentum"]["v"].index_copy(0, info.id, momentum)},
+        }
+
     def model(self, task, work, down, info):
         return work["w"]

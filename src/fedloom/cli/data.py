@@ -66,7 +66,7 @@ def check(
 
 
 @app.command(name="show")
-@with_settings("dataset", "partition", "clients", "data_dir")
+@with_settings("dataset", "partition", "clients", "holdout_clients", "data_dir")
 def show_(
     request: Request,
     picture: Annotated[

@@ -26,6 +26,7 @@ SETTINGS = {
     "local_epochs": "passes over a client's data in a round [1]",
     "seed": "random seed [0]",
     "eval_clients": "evaluate a fixed sample of so many clients [all]",
+    "holdout_clients": "keep a share of the clients (or their number) out of training [0]",
     "device": "auto, cpu, cuda or cuda:N [auto]",
     "dtype": "float32 or float64 [float32]",
     "engine": "vectorized or reference [vectorized]",

@@ -14,7 +14,18 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.report.leaderboard import COLUMNS, VIEWS, caption, cell, main_rows, number, size
+from fedloom.report.leaderboard import (
+    COLUMNS,
+    UNSEEN,
+    UNSEEN_CAPTION,
+    VIEWS,
+    caption,
+    cell,
+    main_rows,
+    number,
+    size,
+    unseen_rows,
+)
 
 if TYPE_CHECKING:
     from fedloom.comparison import Comparison
@@ -28,6 +39,7 @@ METRICS = {
     "acc_worst": "worst",
     "client_acc_std": "std",
 }
+NEWCOMERS = {"new": "unseen, on arrival", "joined": "unseen, joined"}
 
 
 @contextmanager
@@ -87,8 +99,10 @@ def transfer(console: Console) -> Iterator[Callable[[str, int, int | None], None
 def result(console: Console, found: Result) -> None:
     """Accuracy over clients for the last round, the round best on validation, and the round best on test."""
     c, last, plan = found.config, found.last(), found.plan
-    evaluated = len(found.clients["client"].unique())
+    unseen = len(found.unseen)
+    evaluated = len(found.clients["client"].unique()) - unseen
     clients = f"{evaluated} clients" if c["eval_clients"] is None else f"{c['clients']} clients, {evaluated} evaluated"
+    clients += f" and {unseen} unseen" if unseen else ""
     console.print(
         f"[bold]{c['algorithm']['name']}[/] on {data_name(c['dataset'])}: {clients}, {_named(c['partition'])}, "
         f"{_named(c['model'])}, {c['rounds']} rounds in {found.seconds:.1f} s",
@@ -107,6 +121,10 @@ def result(console: Console, found: Result) -> None:
         for view, name in VIEWS.items():
             if f"{view}_acc_mean" in last:
                 row = pick(view)
+                table.add_row(f"  {name}", str(row["round"]), *(f"{row[f'{view}_{metric}']:.2f}" for metric in METRICS))
+        row = pick("pre")  # nothing is selected by clients that are held out
+        for view, name in NEWCOMERS.items():
+            if f"{view}_acc_mean" in row:
                 table.add_row(f"  {name}", str(row["round"]), *(f"{row[f'{view}_{metric}']:.2f}" for metric in METRICS))
     console.print(table)
     console.print("(Best on test is how the papers report; it is selected on the numbers it shows.)\n", style="dim")
@@ -146,6 +164,8 @@ def comparison(console: Console, found: Comparison) -> None:
         table.add_row(row["method"], cell(row, "acc_mean", between=" ±"), *numbers, last)
     console.print(table)
     console.print(f"{caption(found.board)}\n", style="dim", highlight=False)
+    if rows_ := unseen_rows(found.board):
+        _unseen(console, rows_)
     costs = Table(title="Cost of a round", title_justify="left", title_style="", box=SIMPLE_HEAD)
     costs.add_column("method", overflow="fold")
     for title in ("sent down", "sent up", "training, s", "evaluation, s"):
@@ -157,6 +177,20 @@ def comparison(console: Console, found: Comparison) -> None:
     if found.folder is not None:
         names = f"Leaderboard as CSV, Markdown and LaTeX, and all runs: {found.folder}"
         console.print(names, highlight=False, soft_wrap=True)
+
+
+def _unseen(console: Console, rows: list[dict[str, Any]]) -> None:
+    title = "Unseen clients, test accuracy, %"
+    table = Table(
+        title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    table.add_column("method", overflow="fold", min_width=8)
+    for title, _ in UNSEEN.values():
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(row["method"], *(cell(row, column, spread=False, digits=1) for column in UNSEEN))
+    console.print(table)
+    console.print(f"{UNSEEN_CAPTION}\n", style="dim", highlight=False)
 
 
 SHADES = " ▁▂▃▄▅▆▇█"
@@ -183,6 +217,9 @@ def partition(console: Console, found: dict[str, Any], as_json: bool) -> None:
         f"{found['skew']:.2f} (0: as in all data, 1: nothing in common).",
         highlight=False,
     )
+    if out := [one["client"] for one in clients if one.get("held_out")]:
+        which = f"client {out[0]}" if len(out) == 1 else f"clients {out[0]} to {out[-1]}"
+        console.print(f"Held out, so that they never train: {which}.", highlight=False)
     table = Table(box=SIMPLE_HEAD)
     for column in ("client", "samples", "train", "val", "test", "classes"):
         table.add_column(column, justify="right")
@@ -190,10 +227,13 @@ def partition(console: Console, found: dict[str, Any], as_json: bool) -> None:
     bars = found["classes"] <= MANY
     share = "share of each class" if width == 1 else f"share of each {width} classes"
     table.add_column(share if bars else "most common class", no_wrap=True)
+    if out:
+        table.add_column("", no_wrap=True)
     for one in clients[:SHOWN]:
         numbers = [str(one[name]) for name in ("samples", "train", "val", "test", "classes")]
         name = Text(str(one.get("name", one["client"])))
-        table.add_row(name, *numbers, _bars(one["labels"], width) if bars else _most_common(one["labels"]))
+        labels = _bars(one["labels"], width) if bars else _most_common(one["labels"])
+        table.add_row(name, *numbers, labels, *(["out" if one["held_out"] else ""] if out else []))
     console.print(table)
     if len(clients) > SHOWN:
         console.print(f"The first {SHOWN} of {len(clients)} clients; --json has all, --picture FILE shows all.")

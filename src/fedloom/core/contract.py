@@ -14,6 +14,9 @@ A round, as every engine runs it::
     own, up = finish(work, down, own)                  per client; own is kept, up is sent
     server = aggregate(server, up)                     once; up is stacked over the cohort
 
+Clients that come late, each as if it came alone, run the same round with `admit` before it and `welcome` in the place
+of `aggregate`.
+
 Evaluation asks for three models. PM_post: `model(work)` after the phases. PM_pre: begin with the newest server state,
 then the `adapt` phases, then `model`; all of it thrown away. GM: `global_model(server)`.
 """
@@ -163,6 +166,14 @@ class Algorithm:
         raise NotImplementedError
 
     def aggregate(self, task: Task, server: Tree, up: Tree, info: Info, t: int, key: Key) -> Tree:
+        return server
+
+    def admit(self, task: Task, server: Tree, ids: Tensor, key: Key) -> Tree:
+        """The server with what it keeps per client for these, too, whom it never saw; their ids follow the others'."""
+        return server
+
+    def welcome(self, task: Task, server: Tree, up: Tree, info: Info, t: int, key: Key) -> Tree:
+        """The server after what newcomers sent, where only what it keeps for each of them alone may change."""
         return server
 
     def adapt(self, task: Task) -> list[Phase]:

@@ -74,10 +74,20 @@ class Federation:
     client_names: tuple[str, ...] = ()
     scaling: Scaling | None = None  # still to be done
     notes: tuple[str, ...] = field(default=())  # what a reader of the results should know
+    held_out: int = 0  # so many clients, the last ones, never take part
 
     @property
     def clients(self) -> int:
-        return len(self.splits["train"])
+        """Those who take part."""
+        return len(self.splits["train"]) - self.held_out
+
+    def participants(self) -> Federation:
+        """The same without the clients that are held out."""
+        if not self.held_out:
+            return self
+        n = self.clients
+        splits = {name: Ragged(rows.flat[: rows.starts[n]], rows.starts[: n + 1]) for name, rows in self.splits.items()}
+        return replace(self, splits=splits, held_out=0)
 
     @property
     def device(self) -> torch.device:
@@ -146,7 +156,7 @@ class Federation:
 
     def digest(self) -> str:
         """Identifies the partition in records."""
-        h = hashlib.sha256()
+        h = hashlib.sha256(f"held out: {self.held_out}".encode() if self.held_out else b"")
         for name in SPLITS:
             h.update(np.ascontiguousarray(self.splits[name].starts).tobytes())
             h.update(self.splits[name].flat.cpu().numpy().tobytes())

@@ -90,6 +90,27 @@ def _among(lists: Sequence[np.ndarray], rows: np.ndarray, n: int) -> Lists:
     return [mine[wanted[mine]] for mine in lists]
 
 
+def hold_out(data: Federation, wanted: float, seed: int) -> Federation:
+    """Keep clients out of training: a share of them, or a number if it is 1 or more, drawn at random. They are moved
+    behind those who take part, who keep their order."""
+    n = data.clients
+    if data.held_out:
+        raise UserError(f"This federation holds out {data.held_out} of its clients already; set holdout_clients=0.")
+    if wanted >= 1 and wanted != int(wanted):
+        raise UserError(f"holdout_clients must be a share below 1 or a whole number of clients, not {wanted:g}.")
+    count = int(wanted) if wanted >= 1 else max(1, int(wanted * n + 1e-9))
+    if n == 1:
+        raise UserError("There is only one client, so none can be held out; set holdout_clients=0.")
+    if count >= n:
+        raise UserError(f"holdout_clients={wanted:g} leaves nobody to train, as there are {n} clients; hold out fewer.")
+    out = np.sort(rng("partition", seed, stream("holdout")).choice(n, count, replace=False))
+    order = np.concatenate([np.setdiff1d(np.arange(n), out), out])
+    splits = {name: [mine[i] for i in order] for name, mine in ((k, rows.lists()) for k, rows in data.splits.items())}
+    names = tuple(data.client_names[i] for i in order) if data.client_names else ()
+    parts = {name: Ragged.of(rows) for name, rows in splits.items()}
+    return replace(data, splits=parts, client_names=names, held_out=count)
+
+
 def _federation(
     pool: Pool,
     lists: Lists,
@@ -162,9 +183,9 @@ def settled(data: Federation) -> Federation:
 
 
 def _scaled(data: Federation, scaling: Scaling) -> np.ndarray:
-    """Columns of numbers filled and standardised as the training samples of all clients say."""
+    """Columns of numbers filled and standardised as the training samples of all who take part say."""
     x = np.array(np.moveaxis(data.x.cpu().numpy(), scaling.axis, -1), dtype=np.float64)
-    train = data.splits["train"].flat.cpu().numpy()
+    train = data.participants().splits["train"].flat.cpu().numpy()
     for column in np.flatnonzero(scaling.columns):
         values = x[..., column]
         seen = values[train]

@@ -55,6 +55,9 @@ class Executor(Protocol):
     def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome: ...
     def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores: ...
     def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores: ...
+    def serving(self, population: Task) -> Executor:
+        """The same for clients of another task, of which methods see nothing but the clients at hand; all that was
+        got ready serves them, too."""
 
 
 def make_info(task: Task, seed: int, ids: np.ndarray, t: int, first: Tensor) -> Info:

@@ -21,8 +21,12 @@ Predict = Callable[[Tensor], Tensor]
 
 
 class PerClient:
-    def __init__(self, alg: Algorithm, task: Task, seed: int) -> None:
-        self.alg, self.task, self.seed = alg, task, seed
+    def __init__(self, alg: Algorithm, task: Task, seed: int, population: Task | None = None) -> None:
+        """`task` is what the method sees, `population` has the clients' samples where it is not the same."""
+        self.alg, self.task, self.seed, self.population = alg, task, seed, population or task
+
+    def serving(self, population: Task) -> PerClient:
+        return PerClient(self.alg, self.task, self.seed, population)
 
     @torch.no_grad()
     def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
@@ -71,7 +75,7 @@ class PerClient:
         # all epochs at once, or one by one where a condition is asked in between
         spans = [(0, epochs)] if phase.until is None else [(e, 1) for e in range(epochs)]
         for first, count in spans:
-            timetable = schedule.build(self.task, phase, self.seed, np.array([i]), t, np.array([count]), first)
+            timetable = schedule.build(self.population, phase, self.seed, np.array([i]), t, np.array([count]), first)
             for batch in timetable.batches(self.task, 0):
                 work = phase.step(self.task, work, batch, down, info)
             if phase.until is not None and bool(phase.until(work)):
@@ -85,4 +89,4 @@ class PerClient:
         return lambda x: self.task.predict(model, x).logits
 
     def _score(self, predict: Predict, i: int, splits: tuple[str, ...]) -> Scores:
-        return {split: score_client(self.task, predict, self.task.data.splits[split][i]) for split in splits}
+        return {split: score_client(self.task, predict, self.population.data.splits[split][i]) for split in splits}

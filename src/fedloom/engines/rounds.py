@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from fedloom.core.contract import Algorithm
+from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, rng, root
 from fedloom.core.network import Params
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, mean, size_bytes, take, tree_map
 from fedloom.engines.choose import choose, make_executor
-from fedloom.engines.cohort import Cohort, Scores, global_slot, keep_stats, make_info, score_client
+from fedloom.engines.cohort import Cohort, Executor, Scores, global_slot, keep_stats, make_info, score_client
 from fedloom.engines.plan import Plan
 from fedloom.engines.store import Fresh, MemoryStore, Snapshot, Store
 
@@ -39,6 +40,8 @@ class Round:
     evaluated: np.ndarray  # clients that the rows of scores belong to
     scores: dict[str, dict[str, np.ndarray]]  # view (pre, post, global) -> split -> scores; empty if not evaluated
     server: np.ndarray | None  # GM on D_CS
+    unseen: np.ndarray  # clients that never take part, of whom these are the scores on test data:
+    unseen_scores: dict[str, np.ndarray]  # view (new, joined) -> scores
     reports: dict[str, np.ndarray]  # numbers of the method, a row per client of the cohort
     server_report: dict[str, float]
     bytes_down: int
@@ -68,9 +71,14 @@ class Rounds:
         plan: Plan | str = "auto",
         evaluated: np.ndarray | None = None,
         store: Callable[[Fresh, int], Store] = MemoryStore,
+        unseen: np.ndarray | None = None,
+        join_rounds: int = 1,
     ) -> None:
-        """`evaluated` limits evaluation to some clients; `store` makes the place for the clients' private state."""
-        self.alg, self.task, self.seed = alg, task, seed
+        """`evaluated` limits evaluation to some clients, `unseen` to some of those who are held out; `store` makes the
+        place for the clients' private state. Who is held out joins for `join_rounds` rounds when it is evaluated."""
+        self.everyone = task
+        task = replace(task, data=task.data.participants())  # all that a method ever sees
+        self.alg, self.task, self.seed, self.join_rounds = alg, task, seed, join_rounds
         key = root(seed, "init")
         self.key = key
         self.t = 0
@@ -78,8 +86,12 @@ class Rounds:
         self.server = alg.init_server(task, key)
         self.constants = alg.constants(task, key)
         self.evaluated = np.arange(task.clients) if evaluated is None else np.sort(evaluated)
+        held_out = np.arange(task.clients, task.clients + self.everyone.data.held_out)
+        self.unseen = held_out if unseen is None else np.sort(unseen)
         self.first_stats = self._first_stats()
         self.server_stats: Tree = self.first_stats
+        if len(self.unseen):
+            self._check_newcomers()
         self.store = store(self._fresh, task.clients)
         self.post: dict[str, np.ndarray] = {}  # by split: scores of the last PM_post of those who are evaluated
         if engine == "reference":
@@ -97,7 +109,7 @@ class Rounds:
         who = torch.from_numpy(ids).to(self.task.data.device)
         return {
             "own": self._fresh_own(who),
-            "stats": tree_map(lambda v: v.repeat(len(ids), *[1] * v.dim()), self.first_stats),
+            "stats": _repeated(self.first_stats, len(ids)),
         }
 
     def _fresh_own(self, who: Tensor) -> Tree:
@@ -131,11 +143,13 @@ class Rounds:
         return np.sort(rng("sample", self.seed, t).choice(n, size=m, replace=False)).astype(np.int64)
 
     def _cohort(self, ids: np.ndarray, t: int) -> Cohort:
-        index = torch.from_numpy(ids).to(self.task.data.device)
-        shared, parts = self.alg.download(self.task, self.server, index, t, self.key)
-        rows = self.store.read(ids)
         first = torch.from_numpy(self.store.trained[ids] == 0)
-        info = make_info(self.task, self.seed, ids, t, first)
+        return self._meeting(self.server, ids, t, self.store.read(ids), first)
+
+    def _meeting(self, server: Tree, ids: np.ndarray, t: int, rows: Tree, first: Tensor) -> Cohort:
+        index = torch.from_numpy(ids).to(self.task.data.device)
+        shared, parts = self.alg.download(self.task, server, index, t, self.key)
+        info = make_info(self.everyone, self.seed, ids, t, first)
         return Cohort(ids, t, {**self.constants, **shared}, parts, rows["own"], rows["stats"], info)
 
     @torch.no_grad()
@@ -146,36 +160,41 @@ class Rounds:
         turns = [ids[j : j + 1] for j in range(len(ids))] if self.alg.turns else [ids]
         down = up = 0
         told: list[dict[str, np.ndarray]] = []
+        stats: list[Tree] = []
         # between evaluations PM_post matters only for clients that may not train again before the next one
         splits = ("val", "test") if evaluate or len(ids) < self.task.clients else ()
         for turn in turns:
-            d, u, report = self._train(turn, t, splits)
+            d, u, report, kept = self._train(turn, t, splits)
             down, up = down + d, up + u
             told.append(report)
+            stats.append(kept)
+        if self.first_stats:  # for whoever has none: a global model without a client, a client that comes late
+            n = torch.from_numpy(self.task.data.splits["train"].sizes[ids]).to(self.task.data.device)
+            self.server_stats = mean(tree_map(lambda *rows: torch.cat(rows), *stats), n)
         reports = {name: np.concatenate([one[name] for one in told]) for name in told[0] if told[0][name].ndim}
         server_report = {name: float(value) for name, value in told[-1].items() if not value.ndim}
         self.t = t + 1
         trained = time.perf_counter()
         scores, server = self.evaluate() if evaluate else ({}, None)
+        unseen_scores = self.evaluate_unseen() if evaluate and len(self.unseen) else {}
         now = time.perf_counter()
         return Round(
-            t, ids, self.evaluated, scores, server, reports, server_report, down, up, trained - start, now - trained
-        )
+            t, ids, self.evaluated, scores, server, self.unseen, unseen_scores, reports, server_report, down, up,
+            trained - start, now - trained,
+        )  # fmt: skip
 
-    def _train(self, ids: np.ndarray, t: int, splits: tuple[str, ...]) -> tuple[int, int, dict[str, np.ndarray]]:
-        """Bytes sent down and up, and the numbers that clients and server report."""
+    def _train(self, ids: np.ndarray, t: int, splits: tuple[str, ...]) -> tuple[int, int, dict[str, np.ndarray], Tree]:
+        """Bytes sent down and up, the numbers that clients and server report, and the clients' running statistics."""
         cohort = self._cohort(ids, t)
         done = self.executor.train(cohort, splits)
         self.store.write(ids, {"own": done.own, "stats": done.stats})
         self._remember(ids, done.scores)
-        if done.stats:  # for a global model that is tested without a client
-            self.server_stats = mean(done.stats, cohort.info.n)
         server = self.alg.aggregate(self.task, self.server, done.up, cohort.info, t, self.key)
         self.server = tree_map(lambda v: v.contiguous(), server)  # a resumed run has no other layout either
         common = size_bytes(cohort.shared) - size_bytes(self.constants)
         report = {**done.report, **self.alg.report_server(self.task, self.server, cohort.info)}
         numbers = {name: value.double().cpu().numpy() for name, value in report.items()}
-        return common * len(ids) + self.alg.size_of_parts(cohort.parts), size_bytes(done.up), numbers
+        return common * len(ids) + self.alg.size_of_parts(cohort.parts), size_bytes(done.up), numbers, done.stats
 
     def _remember(self, ids: np.ndarray, scores: Scores) -> None:
         """PM_post stays what it was until the client trains again, and so do its scores."""
@@ -190,9 +209,7 @@ class Rounds:
     def evaluate(self) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray | None]:
         """Scores of the clients' models at the start of the next round: view -> split -> (clients, 3)."""
         params = self.alg.global_model(self.task, self.server)
-        one = self._cohort(self.evaluated[:1], self.t)
-        some = min(EVAL_CLIENTS, max(1, EVAL_BYTES // max(1, size_bytes((one.parts, one.own, one.stats)))))
-        blocks = np.array_split(self.evaluated, -(-len(self.evaluated) // some))
+        blocks = _blocks(self.evaluated, self._cohort(self.evaluated[:1], self.t))
         scored = [self._evaluate(block, params) for block in blocks]
         found = tree_map(lambda *rows: np.concatenate(rows), *scored)
         # a client that never trained has no PM_post: it is served by what it would start from
@@ -212,6 +229,47 @@ class Rounds:
             found["pre"] = _numpy(self.executor.score_personal(cohort, ("train", "val", "test")))
         return found
 
+    @torch.no_grad()
+    def evaluate_unseen(self) -> dict[str, np.ndarray]:
+        """Scores, on test data, of clients that never took part: the model they are given when they come (`new`), and
+        what they have after taking part in `join_rounds` rounds (`joined`). Each joins as if it came alone: the server
+        learns nothing from it but what it keeps for this client, and nothing of it stays."""
+        server = self._admitted()
+        blocks = _blocks(self.unseen, self._newcomers(server, self.unseen[:1]))
+        executor = self.executor.serving(self.everyone)
+        found = [self._join(executor, server, block) for block in blocks]
+        return _numpy({view: torch.cat([one[view] for one in found]) for view in found[0]})
+
+    def _join(self, executor: Executor, server: Tree, ids: np.ndarray) -> Scores:
+        cohort = self._newcomers(server, ids)
+        found = {"new": executor.score_personal(cohort, ("test",))["test"]}
+        done = executor.train(cohort, ("test",))
+        for _ in range(self.join_rounds - 1):
+            server = self.alg.welcome(self.task, server, done.up, cohort.info, cohort.t, self.key)
+            rows = {"own": done.own, "stats": done.stats}
+            cohort = self._meeting(server, ids, cohort.t + 1, rows, torch.zeros(len(ids), dtype=torch.bool))
+            done = executor.train(cohort, ("test",))
+        return {**found, "joined": done.scores["test"]}
+
+    def _newcomers(self, server: Tree, ids: np.ndarray) -> Cohort:
+        who = torch.from_numpy(ids).to(self.task.data.device)
+        rows = {"own": self._fresh_own(who), "stats": _repeated(self.server_stats, len(ids))}
+        return self._meeting(server, ids, self.t, rows, torch.ones(len(ids), dtype=torch.bool))
+
+    def _admitted(self) -> Tree:
+        n, data = self.task.clients, self.everyone.data
+        ids = torch.arange(n, n + data.held_out, device=data.device)
+        return self.alg.admit(self.task, self.server, ids, self.key)
+
+    def _check_newcomers(self) -> None:
+        try:
+            self._newcomers(self._admitted(), self.unseen[-1:])
+        except IndexError:
+            raise UserError(
+                f"{self.alg.name} keeps something per client at the server, but nothing for those who are held out; "
+                "give the method a function 'admit', or set holdout_clients=0."
+            ) from None
+
     def _score_server(self, params: Tree | None) -> np.ndarray | None:
         found = self.alg.score_server(self.task, self.server, self.server_stats, self.key)
         rows = self.alg.server_test(self.task)
@@ -219,6 +277,16 @@ class Rounds:
             slot = global_slot(self.alg, self.task, params, self.server_stats)
             found = score_client(self.task, lambda x: self.task.predict(slot, x).logits, rows)
         return None if found is None else found.double().cpu().numpy()
+
+
+def _blocks(ids: np.ndarray, one: Cohort) -> list[np.ndarray]:
+    """Clients in pieces that fit memory; `one` is the state of one of them."""
+    some = min(EVAL_CLIENTS, max(1, EVAL_BYTES // max(1, size_bytes((one.parts, one.own, one.stats)))))
+    return np.array_split(ids, -(-len(ids) // some))
+
+
+def _repeated(tree: Tree, rows: int) -> Tree:
+    return tree_map(lambda v: v.repeat(rows, *[1] * v.dim()), tree)
 
 
 def _numpy(scores: Scores) -> dict[str, np.ndarray]:

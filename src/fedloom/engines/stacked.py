@@ -7,6 +7,7 @@ rounded up to one of a few sizes) reaches nobody.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,9 +35,15 @@ Where = tuple[str, int]  # which phase: of training or of adaptation, and its in
 class Stacked:
     def __init__(self, alg: Algorithm, task: Task, seed: int, plan: Plan) -> None:
         self.alg, self.task, self.seed, self.plan = alg, task, seed, plan
+        self.population = task  # has the clients' samples; `task` is what the method sees
         self.phases = {"train": alg.phases(task), "adapt": alg.adapt(task)}
         self.runners: dict[Where, Runner] = {}
         self.pool = torch.cuda.graph_pool_handle() if plan.replay == "captured" else None
+
+    def serving(self, population: Task) -> Stacked:
+        other = copy.copy(self)  # with the same runners
+        other.population = population
+        return other
 
     @torch.no_grad()
     def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
@@ -59,7 +66,7 @@ class Stacked:
     def _in_chunks(self, cohort: Cohort, job: Callable[[Cohort], Any]) -> Any:
         """Equal chunks of at most `plan.chunk` clients by ascending id, in each the largest first; results in the
         cohort's order, on which they do not depend."""
-        sizes = self.task.data.splits["train"].sizes[cohort.ids]
+        sizes = self.population.data.splits["train"].sizes[cohort.ids]
         pieces = -(-len(cohort) // self.plan.chunk)
         groups = [g[np.argsort(-sizes[g], kind="stable")] for g in np.array_split(np.argsort(cohort.ids), pieces)]
         done = [job(cohort.rows(group)) for group in groups]
@@ -115,14 +122,15 @@ class Stacked:
             decide = phase.epochs
             epochs = vmap(lambda work, info: decide(task, work, info))(work, cohort.info).long().cpu().numpy()
         if phase.until is None:
-            timetable = schedule.build(task, phase, self.seed, cohort.ids, cohort.t, epochs)
+            timetable = schedule.build(self.population, phase, self.seed, cohort.ids, cohort.t, epochs)
             return self._run(where, phase, work, cohort, timetable)
         epoch, going = 0, epochs > 0
         while going.any():
             some = np.flatnonzero(going)
             index = torch.from_numpy(some).to(task.data.device)
             few = cohort.rows(some)
-            timetable = schedule.build(task, phase, self.seed, few.ids, few.t, np.ones_like(some), first_epoch=epoch)
+            ones = np.ones_like(some)
+            timetable = schedule.build(self.population, phase, self.seed, few.ids, few.t, ones, first_epoch=epoch)
             rows = self._run(where, phase, take(work, index), few, timetable)
             work = tree_map(lambda mine, new: mine.index_copy(0, index, new), work, rows)  # noqa: B023
             epoch += 1
@@ -176,7 +184,7 @@ class Stacked:
 
     def _score(self, models: Tree, cohort: Cohort, split: str, predict: Callable[[Any, Tensor], Tensor]) -> Tensor:
         """Scores of stacked models, each on its client's samples."""
-        data = self.task.data
+        data = self.population.data
         lists = data.splits[split]
         if self.plan.scoring == "per-client":
             each = ((take(models, j), lists[int(i)]) for j, i in enumerate(cohort.ids))
@@ -201,7 +209,7 @@ class Stacked:
 
     def _score_shared(self, params: Params, cohort: Cohort, split: str) -> Tensor:
         """Scores of one model on every client's samples: no padding, one pass over all of them."""
-        data, slot = self.task.data, Slot(params, {}, {})
+        data, slot = self.population.data, Slot(params, {}, {})
         lists = data.splits[split]
         rows = torch.cat([lists[int(i)] for i in cohort.ids])
         found = []

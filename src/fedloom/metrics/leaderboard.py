@@ -13,6 +13,7 @@ BASELINE = "local"
 METRICS = (
     "acc_mean", "acc_weighted", "acc_low5", "acc_top5", "acc_worst", "client_acc_std", "client_acc_cv_x1e-2",
 )  # fmt: skip
+UNSEEN = ("new_acc_mean", "new_acc_low5", "new_gap", "joined_acc_mean", "joined_acc_low5", "joined_gap")
 
 
 class Chosen(NamedTuple):
@@ -22,6 +23,7 @@ class Chosen(NamedTuple):
     metrics: dict[str, float]
     clients: np.ndarray  # ids, ascending
     acc: np.ndarray  # their accuracies
+    unseen: dict[str, float] = {}  # of UNSEEN, where clients were held out
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ def leaderboard(runs: Sequence[Scored]) -> list[dict[str, Any]]:
     """A row per method, view and selection, the best mean first; `_std` is the spread over seeds (ddof 1).
 
     `gain` is the mean over clients of their accuracy less what the same client has with Local, `harmed` the share of
-    clients for whom it is less; both in percent, per seed, then averaged. `trend`, of runs that
-    are long enough, tells whether accuracy was still rising at the end.
+    clients for whom it is less; both in percent, per seed, then averaged. `trend`, of runs that are long enough, tells
+    whether accuracy was still rising at the end. `new_` and `joined_` are of clients that were held out, in the round
+    of the row, and their gap to those who take part.
     """
     alone = {run.seed: run.views["pre"] for run in runs if run.label == BASELINE}
     rows = []
@@ -67,6 +70,8 @@ def _row(
     if change:
         row |= _over_seeds("gain", [float(np.nanmean(c)) for c in change])
         row |= _over_seeds("harmed", [100 * float(np.mean(c[~np.isnan(c)] < 0)) for c in change])
+    for metric in chosen[0].unseen:
+        row |= _over_seeds(metric, [one.unseen[metric] for one in chosen])
     if trends := [run.trends[view] for run in runs if not math.isnan(run.trends[view])]:
         row |= _over_seeds("trend", trends)
     row |= _over_seeds("round", [float(one.round) for one in chosen])

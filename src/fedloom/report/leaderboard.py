@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 
@@ -22,6 +22,20 @@ COLUMNS = {  # how a column is called, and whether its spread over seeds is show
     "last": ("last", True),
     "trend": ("trend", False),
 }
+UNSEEN = {  # the same of clients that were held out
+    "acc_mean": ("participating", True),
+    "new_acc_mean": ("on arrival", True),
+    "new_acc_low5": ("lowest 5 %", True),
+    "new_gap": ("gap", False),
+    "joined_acc_mean": ("joined", True),
+    "joined_acc_low5": ("lowest 5 %", True),
+    "joined_gap": ("gap", False),
+}
+UNSEEN_CAPTION = (
+    "Clients that were held out, in the same rounds: test accuracy in percent on arrival, with what the method gives a "
+    "client that never trained, and joined, after it has trained as the method does. The gaps are to participating "
+    "clients, before and after their local training."
+)
 FLAT = 0.3  # points
 
 
@@ -58,10 +72,15 @@ def cell(row: Row, column: str, spread: bool = True, between: str = " ± ", digi
     value = row.get(column)
     if value is None:
         return ""
-    sign = "+" if column in ("gain", "trend") and value > 0 else ""
+    sign = "+" if column in ("gain", "trend", "new_gap", "joined_gap") and value > 0 else ""
     text = f"{sign}{value:.{digits}f}" + ("*" if column == "trend" and abs(value) > FLAT else "")
     around = row.get(f"{column}_std")
     return text + (f"{between}{around:.2f}" if spread and around is not None else "")
+
+
+def unseen_rows(board: Sequence[Row]) -> list[Row]:
+    """The rows of a table of clients that were held out, if there were any."""
+    return [row for row in main_rows(board) if "new_acc_mean" in row]
 
 
 def number(value: float) -> str:
@@ -88,39 +107,56 @@ def to_csv(board: Sequence[Row]) -> str:
 COSTS = {"bytes_down": "down", "bytes_up": "up", "train_seconds": "s/round"}
 
 
-def _costs(row: Row) -> list[str]:
-    return [size(row["bytes_down"]), size(row["bytes_up"]), number(row["train_seconds"])]
+class Table(NamedTuple):
+    title: str
+    about: str
+    rows: list[Row]
+    columns: Mapping[str, tuple[str, bool]]
+    costs: Mapping[str, str] = COSTS
+
+    @property
+    def titles(self) -> list[str]:
+        return ["method", *(title for title, _ in self.columns.values()), *self.costs.values()]
+
+    def rest(self, row: Row) -> list[str]:
+        """What stands behind the columns."""
+        return [size(row["bytes_down"]), size(row["bytes_up"]), number(row["train_seconds"])] if self.costs else []
+
+
+def _tables(board: Sequence[Row]) -> Iterator[Table]:
+    for model in _models(board):
+        yield Table(f"{VIEWS[model].capitalize()} model", caption(board), main_rows(board, model), COLUMNS)
+    if rows := unseen_rows(board):
+        yield Table("Unseen clients", UNSEEN_CAPTION, rows, UNSEEN, {})
 
 
 def to_markdown(board: Sequence[Row]) -> str:
-    titles = ["method", *(title for title, _ in COLUMNS.values()), *COSTS.values()]
     lines = []
-    for model in _models(board):
-        lines += [f"**{VIEWS[model].capitalize()} model.** {caption(board)}", ""]
-        lines += ["| " + " | ".join(titles) + " |", "|---" + "|--:" * (len(titles) - 1) + "|"]
-        for row in main_rows(board, model):
-            cells = [cell(row, column, spread) for column, (_, spread) in COLUMNS.items()]
-            lines.append("| " + " | ".join([row["method"], *cells, *_costs(row)]) + " |")
+    for table in _tables(board):
+        lines += [f"**{table.title}.** {table.about}", ""]
+        lines += ["| " + " | ".join(table.titles) + " |", "|---" + "|--:" * (len(table.titles) - 1) + "|"]
+        for row in table.rows:
+            cells = [cell(row, column, spread) for column, (_, spread) in table.columns.items()]
+            lines.append("| " + " | ".join([row["method"], *cells, *table.rest(row)]) + " |")
         lines.append("")
     return "\n".join(lines)
 
 
 def to_latex(board: Sequence[Row]) -> str:
-    """Tables for `\\usepackage{booktabs}`; the best mean and the best lowest 5 % are bold."""
-    titles = ["method", *(title for title, _ in COLUMNS.values()), *COSTS.values()]
+    """Tables for `\\usepackage{booktabs}`; the best means and the best lowest 5 % are bold."""
     tables = []
-    for model in _models(board):
-        rows = main_rows(board, model)
-        lines = [r"\begin{table}", r"\centering", r"\begin{tabular}{l" + "r" * (len(titles) - 1) + "}", r"\toprule"]
-        lines += [" & ".join(map(_tex, titles)) + r" \\", r"\midrule"]
-        for row in rows:
+    for table in _tables(board):
+        width = len(table.titles) - 1
+        lines = [r"\begin{table}", r"\centering", r"\begin{tabular}{l" + "r" * width + "}", r"\toprule"]
+        lines += [" & ".join(map(_tex, table.titles)) + r" \\", r"\midrule"]
+        for row in table.rows:
             cells = []
-            for column, (_, spread) in COLUMNS.items():
+            for column, (_, spread) in table.columns.items():
                 text = cell(row, column, spread, r" $\pm$ ")
-                best = column in ("acc_mean", "acc_low5") and row[column] == max(r[column] for r in rows)
+                best = column.endswith(("acc_mean", "acc_low5")) and row[column] == max(r[column] for r in table.rows)
                 cells.append(rf"\textbf{{{text}}}" if best else text)
-            lines.append(" & ".join([_tex(row["method"]), *cells, *_costs(row)]) + r" \\")
-        about = _tex(f"{VIEWS[model].capitalize()} model. {caption(board)}")
+            lines.append(" & ".join([_tex(row["method"]), *cells, *table.rest(row)]) + r" \\")
+        about = _tex(f"{table.title}. {table.about}")
         lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{about}}}", r"\end{table}", ""]
         tables.append("\n".join(lines))
     return "\n".join(tables)

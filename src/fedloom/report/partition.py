@@ -12,6 +12,7 @@ from fedloom.core.federation import Federation
 from fedloom.runs.files import replacing
 
 FORMATS = ("png", "svg", "pdf")
+HELD_OUT = "#c05621"
 BUBBLES = 60  # more clients than this are drawn as a map
 
 
@@ -31,8 +32,9 @@ def describe(data: Federation) -> dict[str, Any]:
             **{name: int(n[i]) for name, n in sizes.items()},
             "classes": int((labels[i] > 0).sum()),
             "labels": labels[i].tolist(),
+            **({"held_out": i >= data.clients} if data.held_out else {}),
         }
-        for i in range(data.clients)
+        for i in range(len(labels))
     ]
     return {
         "clients": clients,
@@ -64,7 +66,8 @@ def draw(data: Federation, path: Path) -> None:
     if clients <= BUBBLES and classes <= BUBBLES:
         client, label = np.nonzero(labels)
         count = labels[client, label]
-        axes.scatter(client, label, s=220 * count / labels.max(), color="#2b6cb0", alpha=0.75, linewidths=0)
+        colours = np.where(client < data.clients, "#2b6cb0", HELD_OUT)
+        axes.scatter(client, label, s=220 * count / labels.max(), color=colours, alpha=0.75, linewidths=0)
         axes.set_xlim(-0.7, clients - 0.3)
         axes.set_ylim(-0.7, classes - 0.3)
         axes.grid(True, color="#e5e5e5", linewidth=0.6)
@@ -78,7 +81,9 @@ def draw(data: Federation, path: Path) -> None:
         ticks = [n for n in (0, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 100000) if n <= labels.max()]
         bar.set_ticks([np.log10(n + 1) for n in ticks], labels=[str(n) for n in ticks], fontsize=7)
         axes.set_title("Samples per client and class", fontsize=9, loc="left")
-    axes.set_xlabel("client", fontsize=8)
+    if data.held_out:
+        axes.axvline(data.clients - 0.5, color=HELD_OUT, linewidth=1)
+    axes.set_xlabel(f"client ({data.clients} and above are held out)" if data.held_out else "client", fontsize=8)
     axes.set_ylabel("class", fontsize=8)
     for axis, count in ((axes.xaxis, clients), (axes.yaxis, classes)):
         axis.set_major_locator(MaxNLocator(nbins=min(count, 20), integer=True))

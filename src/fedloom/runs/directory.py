@@ -267,7 +267,7 @@ def unused(path: Path) -> bool:
 
 def partition_table(data: Federation) -> pa.Table:
     """A row per client: rows of the pool for training, validation and test, and how many samples of every class."""
-    clients = np.arange(data.clients)
+    clients = np.arange(data.clients + data.held_out)
     splits = {name: (rows.starts, rows.flat.cpu().numpy()) for name, rows in data.splits.items()}
     labels = data.labels()
     if data.server is not None:
@@ -282,4 +282,6 @@ def partition_table(data: Federation) -> pa.Table:
     }
     width = pa.array(np.arange(0, labels.size + 1, data.classes, dtype=np.int32))
     columns["labels"] = pa.ListArray.from_arrays(width, pa.array(labels.reshape(-1)))
+    if data.held_out:
+        columns["held_out"] = pa.array(clients >= data.clients)
     return pa.table({"client": clients, **columns})

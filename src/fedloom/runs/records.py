@@ -15,6 +15,7 @@ from fedloom.metrics.scores import accuracies, summarize
 from fedloom.runs.files import Damaged, read_table, write_table
 
 Row = dict[str, Any]
+PEERS = {"new": "pre", "joined": "post"}  # what participating clients have that compares with a newcomer's model
 FILES = ("rounds.parquet", "clients.parquet", "reports.parquet", "timings.parquet")
 
 
@@ -92,6 +93,10 @@ def round_row(done: Round) -> Row:
         row |= {f"{view}_val_{name}": value for name, value in summarize(splits["val"]).items()}
         if "train" in splits:
             row[f"{view}_train_loss"] = summarize(splits["train"])["loss"]
+    for view, scores in done.unseen_scores.items():
+        row |= {f"{view}_{name}": value for name, value in summarize(scores).items()}
+        if {f"{view}_acc_mean", f"{PEERS[view]}_acc_mean"} <= row.keys():
+            row[f"{view}_gap"] = row[f"{view}_acc_mean"] - row[f"{PEERS[view]}_acc_mean"]
     if done.server is not None:
         row["acc_global"] = 100 * float(done.server[0] / done.server[2])
     return row
@@ -107,7 +112,12 @@ def client_table(done: Round) -> pa.Table:
     for view, splits in done.scores.items():
         columns[f"{view}_acc"] = accuracies(splits["test"])
         columns[f"{view}_val_acc"] = accuracies(splits["val"])
-    return pa.table(columns)
+    if not len(done.unseen):
+        return pa.table(columns)
+    others = {"round": np.full(len(done.unseen), done.t + 1), "client": done.unseen}
+    others["sampled"] = np.zeros(len(done.unseen), dtype=bool)
+    others |= {f"{view}_acc": accuracies(scores) for view, scores in done.unseen_scores.items()}
+    return pa.concat_tables([pa.table(columns), pa.table(others)], promote_options="default")
 
 
 VECTOR = pa.list_(pa.field("element", pa.float64()))  # as it is called when it is read again
