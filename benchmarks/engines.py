@@ -1,6 +1,6 @@
 """Microseconds per client-step of FedAvg: a plain PyTorch loop, the reference engine, the vectorized engine.
 
-    python benchmarks/engines.py [--clients 20 100] [--models logreg mlp cnn8 cnn4] [--device cuda] [--quick]
+    python benchmarks/engines.py [--clients 20 100] [--models mlp cnn4 lstm_shakes] [--device cuda] [--quick]
 
 All three train the same clients on the same data in memory, in one run, without evaluation; a round ends with the
 average of the models. The plain loop is what one would write by hand: `nn.Module`, `torch.optim.SGD`, a random
@@ -12,6 +12,7 @@ import copy
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +27,8 @@ from fedloom.data.partitions import DirichletClass
 from fedloom.engines.rounds import Rounds
 from fedloom.models.zoo import MODELS
 
-SHAPES = {"logreg": (64,), "mlp": (64,), "cnn8": (1, 8, 8), "cnn4": (1, 28, 28)}
+SHAPES = {"logreg": (64,), "mlp": (64,), "cnn8": (1, 8, 8), "cnn4": (1, 28, 28), "lstm_shakes": (80,)}
+VOCAB = {"lstm_shakes": 80}  # number of token ids; the other models take numbers
 BATCH, LR, PER_CLIENT = 10, 0.01, 100
 
 
@@ -34,7 +36,8 @@ def federation(model: str, clients: int, ragged: bool) -> Federation:
     draw = np.random.default_rng(0)
     n = clients * PER_CLIENT
     y = draw.integers(0, 10, n)
-    x = draw.normal(size=(n, *SHAPES[model])).astype(np.float32)
+    size = (n, *SHAPES[model])
+    x = draw.integers(0, VOCAB[model], size) if model in VOCAB else draw.normal(size=size).astype(np.float32)
     lists = (
         DirichletClass(beta=0.1).assign(y, 10, clients, rng("partition", 1))
         if ragged
@@ -81,11 +84,11 @@ def seconds(engines: dict[str, Callable[[], object]], rounds: int, device: torch
 
 def measure(model: str, clients: int, ragged: bool, rounds: int, device: torch.device, plan: str) -> None:
     data = federation(model, clients, ragged).to(device, torch.float32)
-    build = MODELS[model]().build
-    network = Network(lambda: build(SHAPES[model], 10), "head", data.x[:2])
+    build = partial(MODELS[model]().build, SHAPES[model], 10, VOCAB.get(model))
+    network = Network(build, "head", data.x[:2], data.dtype)
     task = Task(data, network, lr=LR, batch_size=BATCH, rounds=1000)
     steps = int((-(-data.splits["train"].sizes // BATCH)).sum())
-    module = build(SHAPES[model], 10).to(device)
+    module = build().to(device)
     reference = Rounds(FedAvg(), task, 0, "reference")
     vectorized = Rounds(FedAvg(), task, 0, "vectorized", plan)
     engines = {
@@ -106,12 +109,12 @@ def measure(model: str, clients: int, ragged: bool, rounds: int, device: torch.d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, nargs="+", default=[20, 100])
-    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--models", nargs="+", default=[m for m in SHAPES if m not in VOCAB], choices=list(SHAPES))
     parser.add_argument("--shapes", nargs="+", default=["equal", "ragged"], choices=["equal", "ragged"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--plan", default="auto", choices=["auto", "stacked", "per-client"])
+    parser.add_argument("--plan", default="auto", choices=["auto", "stacked", "stacked-eager", "per-client"])
     parser.add_argument("--quick", action="store_true", help="a smoke run: 5 clients, one round")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

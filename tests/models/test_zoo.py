@@ -142,19 +142,28 @@ def test_a_basic_block_adds_its_input_before_the_last_relu():
 
 
 @pytest.mark.parametrize(
+    ("name", "norms"), [("resnet18_gn", 20), ("resnet18_gn_c", 20), ("resnet50_gn_t", 53), ("wrn28_10_gn", 25)]
+)
+def test_group_normalisation_has_two_groups(name, norms):
+    model, _ = on_meta(name, (3, 32, 32), 10)
+    found = [m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)]
+    assert found == [2] * norms  # one for each convolution; pre-activation: two a block and one at the end
+
+
+@pytest.mark.parametrize(
     ("name", "deviation"),
-    [  # stage4's last convolution, 128 to 128 channels: torchvision's sqrt(2 / fan_out), torch's sqrt(1 / (3 fan_in))
+    [  # stage4's first convolution, 64 to 128 channels: torchvision's sqrt(2 / fan_out), torch's sqrt(1 / (3 fan_in))
         ("resnet18_bn", math.sqrt(2 / (128 * 9))),
         ("resnet18_gn", math.sqrt(2 / (128 * 9))),
-        ("resnet18_gn_c", math.sqrt(1 / (3 * 128 * 9))),
+        ("resnet18_gn_c", math.sqrt(1 / (3 * 64 * 9))),
     ],
 )
 def test_residual_networks_start_as_torchvision_or_torch_does(name, deviation):
     torch.manual_seed(0)
     model = MODELS[name](width=16).build((3, 8, 8), 2)
-    weight = model.stage4[1].main[3].weight.detach()
-    assert weight.shape == (128, 128, 3, 3)
-    # 147456 values: the standard error of their deviation is below 0.2 %
+    weight = model.stage4[0].main[0].weight.detach()
+    assert weight.shape == (128, 64, 3, 3)
+    # 73728 values: the standard error of their deviation is below 0.3 %
     assert float(weight.std()) == pytest.approx(deviation, rel=0.01)
 
 
@@ -182,8 +191,9 @@ def test_the_example_of_the_page_is_a_model(monkeypatch):
     monkeypatch.setattr(MODELS, "_known", {name: MODELS[name] for name in MODELS.names()})  # forgotten afterwards
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(example, "models.md", "exec"), {"__name__": "models_page"})
-    found = fedloom.run("fedavg", model="wide", rounds=1, clients=2, width=3, device="cpu", plan="per-client")
-    assert found.server["w"]["head.weight"].shape == (10, 3)
+    model = MODELS["wide"](width=3).build((2, 4), 10)
+    assert model(torch.zeros(5, 2, 4)).shape == (5, 10)
+    assert model.head.in_features == 3
 
 
 # -- text

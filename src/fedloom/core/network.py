@@ -1,8 +1,8 @@
 """A `torch.nn.Module` as pure functions of parameters and buffers, split into body and head.
 
-Four things a module does behind one's back are made explicit. BatchNorm reads the padding mask and returns
-its new running statistics; dropout draws from a key; an LSTM reads the parameters it is given and not a list of its
-own; the head is a named submodule that comes last, so that `module(x) == head(body(x))`, which is checked.
+Three things a module does behind one's back are made explicit. BatchNorm reads the padding mask and returns
+its new running statistics; dropout draws from a key; the head is a named submodule that comes last, so that
+`module(x) == head(body(x))`, which is checked. Recurrent layers give way to ones that can be stacked.
 """
 
 import copy
