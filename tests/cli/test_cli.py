@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -143,6 +144,14 @@ def test_without_validation_data_nothing_is_called_best_on_validation(monkeypatc
     assert code == 0
     assert "best on validation" not in out
     assert "best on test" in out
+
+
+def test_many_classes_are_shown_together_so_that_a_line_fits(monkeypatch, capsys):
+    _, out, _ = fedloom(monkeypatch, capsys, "data", "show", "--dataset", "synthetic", "--clients", "3")
+    assert "share of each 2 classes" in out  # 30 classes
+    assert all(len(line) <= 80 for line in out.splitlines())
+    for client in "012":
+        assert re.search(rf"^ +{client} +300 +210 +30 +60 +\d+ ", out, re.MULTILINE)  # the numbers are not squeezed out
 
 
 @pytest.mark.parametrize("kind", ["algorithms", "datasets", "models", "partitions", "presets"])

@@ -190,6 +190,19 @@ def test_an_interrupted_download_goes_on_where_it_ended(site, publish, tmp_path,
     assert left(folder) == ["checksums.json", "file.bin"]
 
 
+def test_it_goes_on_at_the_mirror_where_it_was_interrupted(site, publish, tmp_path, monkeypatch):
+    data = publish(mirrors=("/a", "/b"))
+    site.faults |= {"/a": ["404"], "/b": ["cut 100000"]}
+    with monkeypatch.context() as once:
+        once.setattr(fetch, "TRIES", 1)
+        with user_error("404", "100000 of 300000"):
+            fetch.download(data, tmp_path)
+    site.requests.clear()
+    fetch.download(data, tmp_path)
+    [(path, headers)] = site.requests
+    assert (path, headers["Range"]) == ("/b", "bytes=100000-")
+
+
 def test_ctrl_c_leaves_what_can_be_continued(site, publish, tmp_path):
     data = publish()
 

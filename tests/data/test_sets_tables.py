@@ -162,7 +162,7 @@ def write_reviews(folder, **changes):
     """Each kind of product has a bad and a good review; `changes` are texts, such as `dvd_positive`."""
     for domain in DOMAINS:
         (folder / domain).mkdir(parents=True)
-        bags = {"negative": {"bad": 2, domain: 1, "a:b": 3}, "positive": {"good": 1, "bad": 1}}
+        bags = {"negative": {"bad": 2, domain: 1, "a:b": 3}, "positive": {"good": 1, "bad": 1, "able": 5}}
         for mood, bag in bags.items():
             text = changes.get(f"{domain}_{mood}", review(bag, mood))
             if text is not None:
@@ -175,13 +175,13 @@ def test_amazon_counts_the_words_that_most_reviews_have(tmp_path, inner):
     pool = load(Amazon, tmp_path)
     assert pool.x.shape == (8, 5000)
     assert pool.x.dtype == np.float32
-    # by the number of reviews: bad 8; a:b and good 4, in the order of the alphabet; then the kinds, one each
-    columns = ["bad", "a:b", "good", *DOMAINS]
+    # by the number of reviews: bad 8; a:b, able and good 4, in the order of the alphabet; then the kinds, one each
+    columns = ["bad", "a:b", "able", "good", *DOMAINS]
     for row in range(8):
         domain, positive = DOMAINS[row // 2], row % 2
-        bag = {"good": 1, "bad": 1} if positive else {"bad": 2, domain: 1, "a:b": 3}
-        assert pool.x[row, :7].tolist() == [bag.get(word, 0) for word in columns]
-    assert not pool.x[:, 7:].any()
+        bag = {"good": 1, "bad": 1, "able": 5} if positive else {"bad": 2, domain: 1, "a:b": 3}
+        assert pool.x[row, :8].tolist() == [bag.get(word, 0) for word in columns]
+    assert not pool.x[:, 8:].any()
     assert pool.y.tolist() == [0, 1] * 4
     assert [rows.tolist() for rows in pool.natural] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert pool.classes == 2

@@ -104,17 +104,20 @@ def squares(source: np.ndarray | Path, width: int = 32) -> np.ndarray:
 Part = tuple[np.ndarray, np.ndarray]  # pictures, labels
 
 
+def joined(parts: Iterable[Part]) -> Part:
+    x, y = zip(*parts, strict=True)
+    return np.concatenate(x), np.concatenate(y)
+
+
 def pictures(
-    name: str, train: Part, test: Part, classes: int, full: tuple[int, int], normal: tuple[tuple[float, ...], ...]
+    name: str, found: Part, test: int, classes: int, full: tuple[int, int], normal: tuple[tuple[float, ...], ...]
 ) -> Pool:
-    """The pool of a data set that has a training and a test part; a part that is not complete is noted."""
-    x = np.concatenate([train[0], test[0]])
-    y = np.concatenate([train[1], test[1]]).astype(np.int64)
-    sizes = len(train[1]), len(test[1])
-    short = f"{name}: {sizes[0]:,} of {full[0]:,} training and {sizes[1]:,} of {full[1]:,} test images"
+    """The pool of a data set whose last `test` pictures are for testing; one that is not complete says so."""
+    (x, y), train = found, len(found[1]) - test
+    short = f"{name}: {train:,} of {full[0]:,} training and {test:,} of {full[1]:,} test images"
     return Pool(
-        x, y, classes, official_test=np.arange(sizes[0], len(y)), shift=normal[0], spread=normal[1],
-        notes=() if sizes == full else (f"{short}, so results do not compare with published ones",),
+        x, y, classes, official_test=np.arange(train, len(y)), shift=normal[0], spread=normal[1],
+        notes=() if (train, test) == full else (f"{short}, so results do not compare with published ones",),
     )  # fmt: skip
 
 

@@ -8,7 +8,18 @@ from typing import Literal
 import numpy as np
 
 from fedloom.core.settings import setting
-from fedloom.data.formats import NORMALISE, Part, checked_labels, need, npz, pictures, reading, squares, together
+from fedloom.data.formats import (
+    NORMALISE,
+    Part,
+    checked_labels,
+    joined,
+    need,
+    npz,
+    pictures,
+    reading,
+    squares,
+    together,
+)
 from fedloom.data.pool import Dataset, Pool, Source, locate
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
@@ -40,14 +51,13 @@ class Cifar10(Dataset):
     def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         if layout == "compact":
-            train, test = (_compact(folder / name) for name in LAYOUTS[layout])
+            parts = [_compact(folder / name) for name in LAYOUTS[layout]]
         elif layout == "png":
-            train = _png(folder, BATCHES[:5], "train_lables.json")
-            test = _png(folder, BATCHES[5:], "test_lables.json")
+            parts = [_png(folder, BATCHES[:5], "train_lables.json"), _png(folder, BATCHES[5:], "test_lables.json")]
         else:
             parts = [binary(folder / name, 10) for name in LAYOUTS[layout]]
-            train, test = joined(parts[:5]), parts[5]
-        return pictures(self.name, train, test, 10, (50_000, 10_000), NORMAL[self.normalise])
+        full = (50_000, 10_000)
+        return pictures(self.name, joined(parts), len(parts[-1][1]), 10, full, NORMAL[self.normalise])
 
 
 def binary(path: Path, classes: int, skip: int = 0) -> Part:
@@ -57,10 +67,6 @@ def binary(path: Path, classes: int, skip: int = 0) -> Part:
         need(len(raw) > 0 and len(raw) % width == 0, f"{len(raw)} bytes are not a multiple of {width}")
         rows = raw.reshape(-1, width)
         return rows[:, skip + 1 :].reshape(-1, 3, 32, 32), checked_labels(rows[:, skip], classes, len(rows))
-
-
-def joined(parts: list[Part]) -> Part:
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 
 def _png(folder: Path, batches: tuple[str, ...], labels: str) -> Part:

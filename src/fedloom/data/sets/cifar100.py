@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 
 from fedloom.core.settings import setting
-from fedloom.data.formats import NORMALISE, Part, checked_labels, npz, pictures, squares, together
+from fedloom.data.formats import NORMALISE, Part, checked_labels, joined, npz, pictures, squares, together
 from fedloom.data.pool import Dataset, Pool, Source, locate
-from fedloom.data.sets.cifar10 import binary, joined
+from fedloom.data.sets.cifar10 import binary
 
 INSIDE = "cifar-100-binary"
 LAYOUTS = {
@@ -38,11 +38,11 @@ class Cifar100(Dataset):
     def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         if layout == "compact":
-            first, second, test = (_compact(folder / name) for name in LAYOUTS[layout])
-            train = joined([first, second])
+            parts = [_compact(folder / name) for name in LAYOUTS[layout]]
         else:
-            train, test = (binary(folder / name, 100, skip=1) for name in LAYOUTS[layout])
-        return pictures(self.name, train, test, 100, (50_000, 10_000), NORMAL[self.normalise])
+            parts = [binary(folder / name, 100, skip=1) for name in LAYOUTS[layout]]
+        full = (50_000, 10_000)
+        return pictures(self.name, joined(parts), len(parts[-1][1]), 100, full, NORMAL[self.normalise])
 
 
 def _compact(path: Path) -> Part:

@@ -10,7 +10,18 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
-from fedloom.data.formats import NORMALISE, Part, checked_labels, need, npz, picture, pictures, reading, together
+from fedloom.data.formats import (
+    NORMALISE,
+    Part,
+    checked_labels,
+    joined,
+    need,
+    npz,
+    picture,
+    pictures,
+    reading,
+    together,
+)
 from fedloom.data.pool import Dataset, Pool, Source, locate
 
 INSIDE = "tiny-imagenet-200"
@@ -40,13 +51,14 @@ class TinyImageNet(Dataset):
     def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         if layout == "compact":
-            train, test = (_compact(folder / name) for name in LAYOUTS[layout])
+            parts = [_compact(folder / name) for name in LAYOUTS[layout]]
+            found, test = joined(parts), len(parts[1][1])
         else:
-            train, test = _published(folder / INSIDE if layout == "published" else folder)
-        return pictures(self.name, train, test, 200, (100_000, 10_000), NORMAL[self.normalise])
+            found, test = _published(folder / INSIDE if layout == "published" else folder)
+        return pictures(self.name, found, test, 200, (100_000, 10_000), NORMAL[self.normalise])
 
 
-def _published(folder: Path) -> tuple[Part, Part]:
+def _published(folder: Path) -> tuple[Part, int]:
     """train/WNID/images/*.JPEG, and val/images/*.JPEG with their WordNet ids in val_annotations.txt; a label is the
     place of the id among all, sorted."""
     with reading(folder / "wnids.txt", "a list of 200 WordNet ids"):
@@ -68,12 +80,8 @@ def _published(folder: Path) -> tuple[Part, Part]:
             need(Path(cells[0]).name == cells[0], f"line {number} names no file")
             test.append((folder / "val" / "images" / cells[0], label[cells[1]]))
         need(bool(test), "it is empty")
-    return _read(train), _read(test)
-
-
-def _read(files: list[tuple[Path, int]]) -> Part:
-    paths = [path for path, _ in files]
-    return _decoded(paths, paths), np.array([c for _, c in files])
+    paths, labels = zip(*train, *test, strict=True)
+    return (_decoded(paths, paths), np.array(labels, dtype=np.int64)), len(test)
 
 
 def _decoded(raws: Sequence[Path | np.ndarray], names: Sequence[Path | str]) -> np.ndarray:
