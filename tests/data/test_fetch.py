@@ -21,7 +21,8 @@ from sentences import user_error
 
 from fedloom.cli import main as cli
 from fedloom.data import fetch
-from fedloom.data.pool import DATASETS, Dataset, Source
+from fedloom.data.pool import DATASETS, Dataset, Source, locate
+from fedloom.data.sets import amazon, cifar10, cifar100, femnist, fmnist, har, mnist_by_writer, tiny
 
 DATA = np.random.default_rng(0).bytes(300_000)
 OTHER = np.random.default_rng(1).bytes(300_000)
@@ -481,6 +482,27 @@ def test_a_file_that_the_disk_cannot_hold_is_not_begun(publish, tmp_path, monkey
     with user_error("300000 bytes", "room for 299999"):
         fetch.download(publish(), tmp_path)
     assert left(tmp_path) == []
+
+
+SETS = {"cifar10": cifar10, "cifar100": cifar100, "tiny": tiny, "har": har, "amazon": amazon, "fmnist": fmnist,
+        "mnist-by-writer": mnist_by_writer, "femnist": femnist}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_what_is_downloaded_is_what_the_loader_looks_for(site, monkeypatch, tmp_path, name):
+    """Archives are made as their publishers make them: one folder with all files (UCI: in an archive in an archive)."""
+    cls, layouts = DATASETS[name], SETS[name].LAYOUTS
+    first = next(iter(layouts))
+    moved = []
+    for number, source in enumerate(cls.sources):
+        path = f"/{number}"
+        moved.append(Source(source.file, (site.url + path,), source.unpack))
+        packed = PACKERS["a.zip" if source.file.endswith(".zip") else "a.tar.gz"](dict.fromkeys(layouts[first], b"x"))
+        inner = {"UCI HAR Dataset.zip": packed, "UCI HAR Dataset.names": b"x"}
+        site.files[path] = b"x" if not source.unpack else zipped(inner) if name == "har" else packed
+    monkeypatch.setattr(cls, "sources", tuple(moved))
+    folder = fetch.download(name, tmp_path)
+    assert locate(cls, tmp_path, layouts) == (folder, first)
 
 
 # -- two at once, and the command

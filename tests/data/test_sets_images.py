@@ -474,7 +474,7 @@ def test_compact_writers_are_checked(tmp_path, changes, words):
         load(MnistByWriter, tmp_path)
 
 
-def test_real_writers_are_539_and_have_all_of_mnists_training_digits(real):
+def test_real_writers_are_539_and_have_all_of_mnists_training_digits(real, tmp_path):
     pool = load(MnistByWriter, real("mnist_by_writer"))
     assert pool.x.shape == (60_000, 1, 28, 28)
     assert np.bincount(pool.y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # MNIST's
@@ -485,6 +485,17 @@ def test_real_writers_are_539_and_have_all_of_mnists_training_digits(real):
     found = hashlib.sha256(pool.x.tobytes()).hexdigest()
     assert found == "9129bc916ae3e6324e39d9468dc89e519f5bcb9a9575b501a0f2c69d24f85c38"  # README beside the files
     np.testing.assert_allclose(pool.x.mean() / 255, 0.1307, atol=5e-5)  # the mean that everybody uses
+    # the first 5,000 as MNIST and QMNIST publish them, in MNIST's order, are the same digits of the same writers
+    meta = np.load(real("mnist_by_writer") / "mnist_by_writer/meta.npz")
+    rows = np.flatnonzero(meta["mnist_index"] < 5000)
+    order = rows[np.argsort(meta["mnist_index"][rows])]
+    table = np.zeros((5000, 8), int)
+    table[:, 0], table[:, 2] = pool.y[order], meta["nist_writer_id"][meta["writer"][order]]
+    write_writers(tmp_path, pool.x[order, 0], table)
+    again = load(MnistByWriter, tmp_path)
+    assert np.array_equal(again.x, pool.x[rows])
+    assert np.array_equal(again.y, pool.y[rows])
+    assert [len(r) for r in again.natural] == np.unique(meta["writer"][rows], return_counts=True)[1].tolist()
 
 
 # -- FEMNIST

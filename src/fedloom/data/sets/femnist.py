@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
-from fedloom.data.formats import checked_labels, need, picture, reading
+from fedloom.data.formats import checked_labels, need, picture, reading, together
 from fedloom.data.pool import Dataset, Pool, Source, locate
 
 TABLE = "train-00000-of-00001.parquet"
@@ -83,18 +82,19 @@ def _table(path: Path, writers: int | None) -> list[Writer]:
     """Flower's copy: a row for each sample with its picture as a PNG file, its writer and its class."""
     with reading(path, "Flower's table of FEMNIST"):
         try:
-            owner = pq.read_table(path, columns=["writer_id"])["writer_id"].combine_chunks()
-            names = _most(Counter(owner.to_pylist()), writers)
-            kept = pc.is_in(owner, value_set=pa.array(names, owner.type))
-            table = pq.read_table(path, columns=["image", "character"]).filter(kept)
+            owners = pq.read_table(path, columns=["writer_id"])["writer_id"].to_pylist()
+            names = _most(Counter(owners), writers)
+            columns = ["image", "writer_id", "character"]
+            table = pq.read_table(path, columns=columns, filters=[("writer_id", "in", names)])
         except pa.ArrowException as error:
             raise ValueError(str(error)) from error
-        raws = pc.struct_field(table["image"].combine_chunks(), "bytes").to_pylist()
-        y = checked_labels(table["character"].to_numpy(), 62, len(raws))
-        x = np.empty((len(raws), 28, 28), np.uint8)
-        for i, raw in enumerate(raws):
-            pixels = picture(raw, "L")
-            need(pixels.shape == (28, 28), f"picture {i} has {pixels.shape} pixels")
-            x[i] = pixels
-        whose = np.array(owner.filter(kept).to_pylist())
+        x = np.stack(together(_letter, (image["bytes"] for image in table["image"].to_pylist())))
+        y = checked_labels(table["character"].to_numpy(), 62, len(x))
+        whose = np.array(table["writer_id"].to_pylist())
     return [(x[whose == name], y[whose == name], np.zeros((whose == name).sum(), bool)) for name in names]
+
+
+def _letter(raw: bytes) -> np.ndarray:
+    pixels = picture(raw, "L")
+    need(pixels.shape == (28, 28), f"a picture has {pixels.shape} pixels")
+    return pixels
