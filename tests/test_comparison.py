@@ -13,7 +13,16 @@ from fedloom.algorithms.ditto import Ditto
 from fedloom.algorithms.fedavg_ft import FedAvgFT
 from fedloom.algorithms.local import Local
 from fedloom.cli import main as cli
-from fedloom.comparison import carry_out, compare, configurations, label, parse_method, parse_seeds, read_comparison
+from fedloom.comparison import (
+    carry_out,
+    compare,
+    configurations,
+    label,
+    parse_method,
+    parse_seeds,
+    read_comparison,
+    score,
+)
 
 TASK = {
     "dataset": "synthetic", "per_client": 60, "model": "mlp", "width": 8, "clients": 5, "rounds": 2, "plan": "stacked",
@@ -535,3 +544,8 @@ def test_settings_for_a_method_are_kept_for_the_next_time(tmp_path):
     assert [config.settings.lr for config in configurations(methods, before)] == [0.1, 0.1, 0.02]
     again = carry_out(configurations(methods, before), seeds, out=tmp_path / "mine", resume=True)
     assert again.board == first.board
+
+
+def test_the_time_of_an_evaluation_is_that_of_rounds_with_one():
+    result = fedloom.run("local", **{**QUICK, "rounds": 5, "eval_every": 5})
+    assert score("local", 0, result).eval_seconds == result.timings[-1]["eval_seconds"]

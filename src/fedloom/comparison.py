@@ -259,7 +259,7 @@ def score(label: str, seed: int, result: Result) -> Scored:
     trends = {view: trend(at, [row[f"{view}_acc_mean"] for row in result.rounds]) for view in views}
     down, up = (float(np.mean([row[name] for row in result.rounds])) for name in ("bytes_down", "bytes_up"))
     train = float(np.median([row["train_seconds"] for row in result.timings]))
-    evaluation = float(np.median([row["eval_seconds"] for row in result.timings if row["eval_seconds"]]))
+    evaluation = float(np.median([row["eval_seconds"] for row in result.timings if row["round"] in set(at)]))
     return Scored(label, seed, views, trends, down, up, train, evaluation)
 
 
