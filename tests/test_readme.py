@@ -19,7 +19,7 @@ def test_python_examples_run_one_after_another(capsys, monkeypatch):
     known = {name: ALGORITHMS[name] for name in ALGORITHMS.names()}
     monkeypatch.setattr(ALGORITHMS, "_known", known.copy())  # the example's method is forgotten afterwards
     examples = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     scope: dict = {"__name__": "readme"}
     for example in examples:
         exec(compile(example, "README.md", "exec"), scope)

@@ -3,7 +3,9 @@
 import gzip
 import json
 import os
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -340,6 +342,17 @@ def test_a_check_of_good_data_ends_with_the_command_that_trains_on_them(tmp_path
         "clients": ["Berlin", "Paris", "Rome"],
         "classes": ["ill", "well"],
     }
+
+
+def test_the_page_about_own_data_shows_what_a_check_says(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text()
+    (table,) = re.findall(r"```csv\n(.*?)```", page, re.DOTALL)
+    shown = re.findall(r"^\$ fedloom (data check.*?)\n(.*?)```", page, re.MULTILINE | re.DOTALL)
+    assert len(shown) == 2
+    for text, (command, said) in zip((table, table.replace("rome", "Rome").replace("high", "148")), shown, strict=True):
+        write(tmp_path / "hospitals.csv", text)
+        _, out, _ = fedloom(monkeypatch, capsys, *command.split())
+        assert [line.rstrip() for line in out.strip().splitlines()] == said.strip().splitlines()
 
 
 def test_a_run_on_own_data_goes_on_elsewhere_and_notices_other_data(tmp_path, monkeypatch, capsys):

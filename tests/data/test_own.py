@@ -1,7 +1,6 @@
 """What is made of own data: numbers by hand, and the same from every layout."""
 
 import io
-import os
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,6 @@ from sentences import user_error
 import fedloom
 from fedloom.config import configure, describe, resolve
 from fedloom.data.divide import divide, settled
-from fedloom.data.own.tables import read_huggingface
 from fedloom.data.partitions import DirichletClass, Natural
 from fedloom.data.sets.own import OwnData
 
@@ -309,14 +307,6 @@ def test_splits_and_pictures_of_a_hugging_face_data_set(tmp_path):
     assert (pool.x.dtype, pool.x.shape) == (np.uint8, (10, 3, 4, 5))
     assert pool.official_test.tolist() == [6, 7, 8, 9]
     np.testing.assert_array_equal(pool.x[6], np.asarray(Image.open(io.BytesIO(png((5, 4), 50)))).transpose(2, 0, 1))
-
-
-@pytest.mark.skipif("FEDLOOM_HF" not in os.environ, reason="FEDLOOM_HF names no folder that `datasets` wrote")
-def test_what_the_library_writes_is_read():
-    from fedloom.data.own.findings import Findings
-
-    folder = fedloom.data.own.layout.near(os.environ["FEDLOOM_HF"])
-    assert sum(sheet.table.num_rows for sheet in read_huggingface(folder, Findings())) > 0
 
 
 # -- as a data set among others

@@ -249,8 +249,8 @@ def _missing(name: str, missing: np.ndarray, where: Origin, how: str, findings: 
     count, first = many(int(missing.sum()), "row"), where(int(missing.argmax()))
     if how == "refuse":
         findings.problem(
-            "missing", f"Column '{name}' has no value in {count}, first in {first}; fill them in, or set missing=mean, "
-            "zero or drop."
+            "missing", f"Column '{name}' has no value in {count}, first in {first}; fill in what is missing, or set "
+            "missing=mean, zero or drop."
         )  # fmt: skip
     else:
         findings.remark("missing", f"Column '{name}' has no value in {count}, first in {first} (missing={how}).")
