@@ -149,7 +149,7 @@ MISTAKES = {
         data(csv(GOOD).encode() + b"Rome,30,f,gro\xdf\n"), None,
         [f"data.csv, row 32: byte {len(csv(GOOD)) + len('Rome,30,f,gro')} is not UTF-8"],
     ),
-    "UTF-16": (data(csv(GOOD).encode("utf-16")), None, ["data.csv is not a text file in UTF-8"]),
+    "UTF-16": (data(csv(GOOD).encode("utf-16")), None, ["data.csv, row 1: byte 0 is not UTF-8"]),
     "column twice": (data(csv(GOOD, "client,age,age,label")), None, ["data.csv has two columns 'age'"]),
     "wrong delimiter": (data(csv(GOOD)), "delimiter=semicolon", ["no column 'label'", "client,age,sex,label"]),
     "damaged gzip": (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +75,9 @@ def _read(file: File, asked: OwnData, findings: Findings) -> dict[str, np.ndarra
             for name in names:
                 if name in KNOWN:
                     arrays[name] = found[name]
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except UserError:
+        raise
+    except Exception as error:  # whatever is raised by numpy or by zipfile is about this file
         if "pickle" in str(error).lower() or "object" in str(error).lower():
             raise UserError(
                 f"{path} holds Python objects, which are never loaded; save plain arrays of numbers or words."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,4 +76,4 @@ def many(count: int, thing: str) -> str:
 def reason(error: BaseException) -> str:
     """Why something failed, as a part of a sentence."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return short(text.splitlines()[0].rstrip("."), 100)
+    return short(re.split(r"\.\s|\n", text.strip())[0].rstrip("."), 100)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +47,7 @@ def read_table(path: Path, delimiter: str | None, findings: Findings) -> Sheet |
 def _parquet(path: Path) -> Sheet:
     try:
         table = pq.read_table(path, partitioning=None)
+        table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} is not a complete Parquet file ({reason(error)}); write it again.") from None
     return _sheet(path, table, _features(table.schema))
@@ -71,15 +74,7 @@ def _features(schema: pa.Schema) -> dict[str, Any]:
 
 def _csv(path: Path, delimiter: str | None, findings: Findings) -> Sheet:
     """All columns as words: what they mean is decided when all files are read. Row 1 is the header, as in an editor."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            head = file.readline(1 << 20)
-    except (OSError, EOFError) as error:
-        raise UserError(f"{path} cannot be read ({reason(error).lower()}).") from None
-    if not head.strip(b"\xef\xbb\xbf\r\n "):
-        raise UserError(f"{path} is empty; a table starts with a row of column names.")
-    if b"\x00" in head:
-        raise UserError(f"{path} is not a text file in UTF-8 (byte {head.index(0)} is zero); export it as CSV, UTF-8.")
+    head = _check_text(path)
     between = DELIMITERS.get(delimiter or "", delimiter) or _delimiter(path, head)
     if len(between) != 1:
         raise UserError(f"delimiter must be one character, tab, comma, semicolon or space, not '{delimiter}'.")
@@ -99,7 +94,7 @@ def _csv(path: Path, delimiter: str | None, findings: Findings) -> Sheet:
         words = pcsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
         table = pcsv.read_csv(path, read, parse, words)
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
-        raise UserError(_why(path, error)) from None
+        raise UserError(f"{path} is not a table in CSV ({reason(error)}).") from None
     ragged = [row for row in bad if row.text.strip()]
     for row in ragged[:1]:
         more = f" ({many(len(ragged), 'such row')})" if len(ragged) > 1 else ""
@@ -127,15 +122,33 @@ def _delimiter(path: Path, head: bytes) -> str:
     return next((c for c in ",;\t|" if c.encode() in head), ",")
 
 
-def _why(path: Path, error: BaseException) -> str:
-    if "utf" in str(error).lower():
-        try:
-            raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-            raw.decode()
-        except UnicodeDecodeError as wrong:
-            row = raw.count(b"\n", 0, wrong.start) + 1
-            return f"{path}, row {row}: byte {wrong.start} is not UTF-8 text; save the file as CSV in UTF-8."
-    return f"{path} is not a table in CSV ({reason(error)})."
+def _check_text(path: Path) -> bytes:
+    """The file is text in UTF-8. Returns its first line."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    head, bytes_, rows = b"", 0, 1
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            while block := file.read(1 << 20):
+                head = head or block.partition(b"\n")[0]
+                waiting = len(decoder.getstate()[0])  # bytes of a character that the last block began
+                if b"\x00" in block:
+                    row, at = rows + block.count(b"\n", 0, block.index(0)), bytes_ + block.index(0)
+                    raise UserError(f"{path}, row {row}: byte {at} is zero; save the file as CSV in UTF-8.")
+                decoder.decode(block)
+                bytes_, rows = bytes_ + len(block), rows + block.count(b"\n")
+            block, waiting = b"", len(decoder.getstate()[0])
+            decoder.decode(b"", final=True)
+    except UnicodeDecodeError as wrong:
+        at = wrong.start - waiting
+        row = rows + block.count(b"\n", 0, max(at, 0))
+        raise UserError(
+            f"{path}, row {row}: byte {bytes_ + at} is not UTF-8 text; save the file as CSV in UTF-8."
+        ) from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({reason(error).lower()}).") from None
+    if not head.strip(b"\xef\xbb\xbf\r\n "):
+        raise UserError(f"{path} is empty; a table starts with a row of column names.")
+    return head
 
 
 # -- Hugging Face
@@ -203,7 +216,9 @@ def _arrow(path: Path) -> pa.Table:
             if file.read() != END_OF_STREAM:
                 raise ValueError("its end is missing")
         with pa.memory_map(str(path)) as source:
-            return ipc.open_stream(source).read_all()
+            table = ipc.open_stream(source).read_all()
+            table.validate(full=True)  # a damaged file may parse and then crash whoever uses it
+            return table
     except FileNotFoundError:
         raise UserError(f"{path} is missing, but state.json lists it; copy the whole folder.") from None
     except (pa.ArrowException, OSError, ValueError) as error:
