@@ -53,12 +53,12 @@ def other(cls, name):
     if default is None:  # a number or none
         return 3 if int in options else 0.125
     if isinstance(default, tuple):
-        return (0.5, 0.125, 0.375)
+        return (0.5, 0.125, 0.375) if isinstance(default[0], float) else (7, 5)
     if isinstance(default, bool):
         return not default
     limits = fields(cls)[name].metadata
     least = limits.get("above") or limits.get("low") or 0
-    return {int: 7, float: least + 0.125, str: "cpu"}[type(default)]
+    return {int: max(7, least), float: least + 0.125, str: "cpu"}[type(default)]
 
 
 CHOICES = [(section, name) for section, name, _ in things()]
