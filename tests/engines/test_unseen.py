@@ -63,9 +63,8 @@ def test_every_method_trains_as_if_they_did_not_exist_and_serves_them_alike_on_b
     stacked = Rounds(alg, task, 3, plan=EAGER, join_rounds=2)
     alone = Rounds(alg, without, 3, plan=EAGER)
     reference = Rounds(alg, task, 3, "reference", join_rounds=2)
-    for _ in range(2):
-        here, there = stacked.advance(), alone.advance()
-        one_by_one = reference.advance()
+    for last in (False, True):
+        here, there, one_by_one = (run.advance(evaluate=last) for run in (stacked, alone, reference))
         assert here.cohort.max() < len(SIZES) - OUT
         assert scores(here) == scores(there)
         assert (here.bytes_down, here.bytes_up) == (there.bytes_down, there.bytes_up)
