@@ -56,6 +56,9 @@ class Site:
 
     def answer(self, to, fault):
         to.close_connection = True
+        if fault == "silent":
+            time.sleep(0.5)
+            return
         if to.path not in self.files or fault.isdecimal():
             to.send_error(int(fault or 404))
             return
@@ -293,6 +296,18 @@ def test_only_the_web_is_asked(publish, tmp_path, address):
         fetch.download(data, tmp_path)
 
 
+def test_nobody_answers(site, publish, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.1)
+    data = publish(mirrors=("/a", "/b"))
+    site.faults["/a"] = ["silent"] * 3
+    fetch.download(data, tmp_path)
+    assert [path for path, _ in site.requests] == ["/a"] * 3 + ["/b"]
+    other = publish()
+    site.faults["/a"] = ["silent"] * 3
+    with user_error("no answer within 0.1 s"):
+        fetch.download(other, tmp_path)
+
+
 def test_nobody_there(publish, tmp_path, site):
     data = publish()
     site.server.shutdown()
@@ -450,8 +465,14 @@ RANDOM = {"set/noise": OTHER, **MEMBERS}
 @pytest.mark.parametrize("file", PACKERS)
 @pytest.mark.parametrize(
     "spoil",
-    [damaged, lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: b"no archive" * 99],
-    ids=["bits turned", "half", "empty", "text"],
+    [
+        damaged,
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: b"",
+        lambda raw: b"no archive" * 99,
+        lambda raw: zipped({}),
+    ],
+    ids=["bits turned", "half", "empty", "text", "no members"],
 )
 def test_a_damaged_archive_leaves_nothing_and_the_next_mirror_is_asked(site, publish, tmp_path, file, spoil):
     data = publish(file, PACKERS[file](RANDOM), mirrors=("/a", "/b"), unpack=True)

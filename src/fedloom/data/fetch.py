@@ -127,7 +127,11 @@ def _obtain(source: Source, folder: Path, watch: Watch) -> None:
 
 def _keep(source: Source, folder: Path, path: Path, record: dict[str, Any], unpacked: bool = False) -> None:
     """A complete file is compared with what it was the first time, then put in its place or unpacked."""
-    found, known = file_checksum(path), record.get(source.file)
+    known = record.get(source.file)
+    try:
+        found = file_checksum(path)
+    except OSError as why:
+        raise Failed(_reason(why)) from why
     if known and known["sha256"] != found:
         raise Failed(
             f"its sha256 is {found}, but the first time {source.file} had {known['sha256']}, and if the publisher "
@@ -316,6 +320,8 @@ def _unpack(archive: Path, folder: Path) -> list[str]:
             _extract(inner, inside)
             inner.unlink()
         names = sorted(path.name for path in inside.iterdir())
+        if not names:
+            raise Failed("the archive is empty")
         for name in names:
             if name in (RECORD, LOCK) or name.startswith(UNPACKING):
                 raise Failed(f"its member {name!r} has a name that is taken")
