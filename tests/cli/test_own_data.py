@@ -305,19 +305,21 @@ def test_a_check_collects_what_is_wrong_and_says_what_is_there(tmp_path, monkeyp
     made = [[*r, 1] for r in GOOD]
     made[3][1], made[5][1], made[8][1], made[11][3] = "", "", "old", ""
     made += [made[0], ["Paris", *made[0][1:]]]
-    write(tmp_path / "data.csv", csv(made, "client,age,sex,label,consent"))
+    lines = csv(made, "client,age,sex,label,consent").splitlines()
+    write(tmp_path / "data.csv", "\n".join([*lines[:3], "one,two", "", *lines[3:]]))  # two more rows before row 4
     code, out, _ = fedloom(monkeypatch, capsys, "data", "check", "data.csv", "--json")
     found = json.loads(out)
     assert code == 2
     texts = [problem["text"] for problem in found["problems"]]
-    assert len(texts) == 3
-    assert any("row 13: the label 'label' is empty" in text for text in texts)
-    assert any("'age' has no value in 2 rows, first in data.csv, row 5" in text for text in texts)
-    assert any("row 10: column 'age' has 'old'" in text for text in texts)
+    assert len(texts) == 4
+    assert any("row 4 has 2 values, but there are 5 columns" in text for text in texts)
+    assert any("row 15: the label 'label' is empty" in text for text in texts)
+    assert any("'age' has no value in 2 rows, first in data.csv, row 7" in text for text in texts)
+    assert any("row 12: column 'age' has 'old'" in text for text in texts)
     remarks = " ".join(remark["text"] for remark in found["remarks"])
     assert "'consent' is 1 everywhere" in remarks
-    assert "Samples at two clients: 1, such as data.csv, row 2 and data.csv, row 33" in remarks
-    assert "Copies: 1, such as data.csv, row 2 and data.csv, row 32" in remarks
+    assert "Samples at two clients: 1, such as data.csv, row 2 and data.csv, row 35" in remarks
+    assert "Copies: 1, such as data.csv, row 2 and data.csv, row 34" in remarks
     assert found["samples"] == 31  # of 32, one has no label
     assert {one["client"]: one["samples"] for one in found["clients"]} == {"Berlin": 11, "Paris": 11, "Rome": 9}
 

@@ -16,6 +16,7 @@ from fedloom.config import configure, describe, resolve
 from fedloom.data.divide import divide, settled
 from fedloom.data.partitions import DirichletClass, Natural
 from fedloom.data.sets.own import OwnData
+from fedloom.experiment import make_data
 
 GOOD = rows()
 
@@ -150,7 +151,7 @@ def test_clients_are_trained_validated_and_tested_on_what_the_data_say(tmp_path)
     made = [(*row, part) for row, part in zip(GOOD, parts, strict=True)]
     config = configure("fedavg", write(tmp_path / "data.csv", csv(made, "client,age,sex,label,split")))
     assert config.settings.pool == "separate"
-    data = fedloom.experiment.make_data(config)
+    data = make_data(config)
     for name, part in (("train", "train"), ("val", "val"), ("test", "test")):
         for i, site in enumerate(data.client_names):
             wanted = [at for at, row in enumerate(made) if row[0] == site and row[4] == part]
@@ -185,7 +186,7 @@ def test_data_without_clients_are_divided_by_a_partition(tmp_path):
     path = write(tmp_path / "data.csv", csv([row[1:] for row in rows(400)], "age,sex,label"))
     config = configure("fedavg", path, values={"clients": 5})
     assert isinstance(config.partition, DirichletClass)
-    data = fedloom.experiment.make_data(config)
+    data = make_data(config)
     assert (data.clients, data.client_names) == (5, ())
     assert data.class_names == ("ill", "well")
 
@@ -245,6 +246,8 @@ def test_arrays_are_tables_pictures_or_sequences_by_their_shape(tmp_path):
         assert pool.class_names == ("no", "yes")
         assert configure("fedavg", path, values=settings).model.name == model
         assert pool.vocab == (x.max() + 1 if name == "tokens" else None)
+        expected = np.stack([x[..., c] for c in range(3)], 1) if name == "channels last" else x.reshape(shape)
+        np.testing.assert_array_equal(pool.x, expected)
 
 
 def test_a_file_of_arrays_per_client(tmp_path):

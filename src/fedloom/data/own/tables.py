@@ -131,10 +131,10 @@ def _check_text(path: Path) -> bytes:
             while block := file.read(1 << 20):
                 head = head or block.partition(b"\n")[0]
                 waiting = len(decoder.getstate()[0])  # bytes of a character that the last block began
+                decoder.decode(block)
                 if b"\x00" in block:
                     row, at = rows + block.count(b"\n", 0, block.index(0)), bytes_ + block.index(0)
                     raise UserError(f"{path}, row {row}: byte {at} is zero; save the file as CSV in UTF-8.")
-                decoder.decode(block)
                 bytes_, rows = bytes_ + len(block), rows + block.count(b"\n")
             block, waiting = b"", len(decoder.getstate()[0])
             decoder.decode(b"", final=True)
