@@ -253,6 +253,14 @@ MISTAKES = {
         lambda d: without("data-00000-of-00001.arrow", d), None, ["data-00000-of-00001.arrow is missing", "state.json"]
     ),
     "truncated Arrow": (truncated_stream, None, ["data-00001-of-00002.arrow is not a complete Arrow file"]),
+    "no bytes of a picture": (
+        lambda d: hugging_face(
+            d / "data",
+            [pa.table({"image": [{"bytes": png(), "path": "a"}, {"bytes": None, "path": "b"}], "label": [0, 1]})],
+            {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}},
+        ), None,
+        ["data-00000-of-00001.arrow, row 2: the picture in 'image' is empty"],
+    ),
     "unlabelled": (
         lambda d: hugging_face(d / "data", [texts().set_column(1, "label", [[-1] * 24])], TEXT_FEATURES), None,
         ["row 1: the label 'label' names no class"],
@@ -344,6 +352,9 @@ def test_a_check_of_good_data_ends_with_the_command_that_trains_on_them(tmp_path
         "clients": ["Berlin", "Paris", "Rome"],
         "classes": ["ill", "well"],
     }
+    code, out, _ = fedloom(monkeypatch, capsys, "data", "check", ".", *settings)  # what the run left is not data
+    assert code == 0
+    assert "30 samples, 2 classes, 3 clients" in out
 
 
 def test_the_page_about_own_data_shows_what_a_check_says(tmp_path, monkeypatch, capsys):

@@ -32,7 +32,7 @@ def checked(console: Console, found: Row, given: list[str], as_json: bool) -> No
         for sentence in _shortened(sentences):
             console.print(Text(f"  {sentence}"), soft_wrap=True)
     if found["ready"]:
-        path = found["path"] if os.sep in found["path"] else f".{os.sep}{found['path']}"
+        path = found["path"] if os.sep in found["path"] or found["path"] == "." else f".{os.sep}{found['path']}"
         words = ["fedloom", "run", "--dataset", path, *given]
         console.print(Text.assemble(("ready", "bold"), f": {shlex.join(words)}"), soft_wrap=True)
     else:

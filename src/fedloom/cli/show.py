@@ -241,7 +241,7 @@ def partition(console: Console, found: dict[str, Any], as_json: bool) -> None:
 
 def data_name(section: dict[str, Any]) -> str:
     """A data set's name; of somebody's own, what the path ends in."""
-    return Path(section["path"]).name if section.get("path") else section.get("name", "digits")
+    return Path(section["path"]).absolute().name if section.get("path") else section.get("name", "digits")
 
 
 def _bars(labels: list[int], width: int) -> str:

@@ -111,17 +111,16 @@ def _values(
         findings.remark("ignored", f"Columns beside '{of}' are not used: {listed(others)}.")
     if kind == "image":
         pictures = []
-        for i, one in enumerate(table[of].to_pylist()):
-            content = (one or {}).get("bytes") or (one or {}).get("path") or b""
-            pictures.append(Picture(f"{so_far.where(i)}: the picture in '{of}'", content))
+        for i, one in enumerate(table[of].to_pylist()):  # a path beside the bytes is that of another machine
+            pictures.append(Picture(f"{so_far.where(i)}: the picture in '{of}'", (one or {}).get("bytes") or b""))
         x, good = stacked(pictures, asked.resize, findings)
         return replace(so_far.kept(good), x=x)
     from fedloom.data.own.words import tokens
 
     column = table[of]
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+    if not _is_words(column.type):
         raise UserError(f"Column '{of}' holds {column.type}, not text; say which column does with text=NAME.")
-    words = column.to_pylist()
+    words = column.cast(pa.string()).to_pylist()
     for i, text in enumerate(words):
         if text is None or not text.strip():
             findings.problem(

@@ -128,6 +128,8 @@ def _walk(top: Path, findings: Findings) -> tuple[list[File], list[Path], list[P
         except OSError as error:
             findings.problem("unreadable", f"{folder} cannot be read ({reason(error).lower()}).")
             return 1
+        if {"config.yaml", "checkpoints"} <= set(names) or "compare.yaml" in names:
+            return 1  # runs that were started where the data are
         count = 0
         for name in names:
             path = folder / name

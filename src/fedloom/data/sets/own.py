@@ -23,6 +23,7 @@ class OwnData(Dataset):
     size = "as found at the path"
     model = "mlp"
     partition = "natural"
+    built_in = True  # there is nothing to download
     usual = {"lr": 0.05, "rounds": 50}
 
     path: str = setting("", "file or folder with the data")
