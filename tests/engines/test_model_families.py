@@ -21,8 +21,8 @@ MODELS = {
     "lstm_shakes": ((6,), {"vocab": 9, "options": {"width": 5, "dropout": 0.3, "padding": 0}}),
     "lstm_so": ((6,), {"vocab": 9, "classes": None, "options": {"embedding": 4, "width": 5, "layers": 2}}),
 }
-BY_LAYER = ("cnn4", "mlp3", "resnet18_bn", "resnet18_gn", "fasttext", "lstm_shakes", "lstm_so")
-TRACED = ("cnn4", "harcnn", "mlp3", "resnet18_bn", "wrn28_10_gn", "fasttext", "lstm_shakes", "lstm_so")
+BY_LAYER = ("cnn4", "mlp3", "resnet18_bn", "fasttext", "lstm_shakes", "lstm_so")
+TRACED = ("cnn4", "mlp3", "resnet18_bn", "wrn28_10_gn", "fasttext", "lstm_shakes", "lstm_so")
 EAGER = Plan("stacked", "eager", "per-client", chunk=3)
 ONE_TRACE = Plan("stacked", "traced", chunk=4, shrink=0)
 
@@ -36,7 +36,8 @@ def task_of(name, **settings):
     ("name", "alg"), [*((name, "fedrep") for name in MODELS), *((name, "plgu-lf") for name in BY_LAYER)]
 )
 def test_stacked_equals_reference_by_head_and_body_and_by_layer(name, alg):
-    assert_same(method(alg), task_of(name), EAGER, 1e-9, rounds=2)
+    task = task_of(name)
+    assert_same(method(alg), task, EAGER, 1e-9, rounds=2 if task.network.buffers else 1)  # statistics are kept
 
 
 @pytest.mark.parametrize("name", TRACED)
@@ -44,9 +45,9 @@ def test_traced_equals_reference(name):
     assert_same(method("fedavg"), task_of(name), ONE_TRACE, 1e-9, rounds=2)
 
 
-@pytest.mark.parametrize(("name", "plan"), [("harcnn", EAGER), ("lstm_so", ONE_TRACE)])
-def test_gpfl_works_on_the_features_of_a_head_of_several_layers_and_of_every_position(name, plan):
-    assert_same(method("gpfl"), task_of(name), plan, 1e-9, rounds=2)
+@pytest.mark.parametrize("name", ["harcnn", "lstm_so"])
+def test_gpfl_works_on_the_features_of_a_head_of_several_layers_and_of_every_position(name):
+    assert_same(method("gpfl"), task_of(name), EAGER, 1e-9, rounds=1)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
