@@ -1,10 +1,13 @@
 """The stacked executor gives what the reference gives for every kind of model: convolutions, GroupNorm and BatchNorm
 beside shortcuts, LSTMs with a prediction at the end or at every position, embeddings, dropout."""
 
+import numpy as np
 import pytest
 import torch
-from helpers import assert_same, method, model_task
+from helpers import assert_same, method, model_task, play
 
+from fedloom.core.task import Task
+from fedloom.engines import cohort
 from fedloom.engines.plan import Plan
 
 MODELS = {
@@ -48,6 +51,29 @@ def test_traced_equals_reference(name):
 @pytest.mark.parametrize("name", ["harcnn", "lstm_so"])
 def test_gpfl_works_on_the_features_of_a_head_of_several_layers_and_of_every_position(name):
     assert_same(method("gpfl"), task_of(name), EAGER, 1e-9, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("alg", "plan", "most"),
+    [  # two stacked clients share the room; a model that they share is scored on the samples of both together
+        ("fedavg", Plan("per-client"), 2),
+        ("fedavg", Plan("stacked", "eager", chunk=4), 2),
+        ("local", Plan("stacked", "eager", chunk=4), 1),
+    ],
+)
+def test_scores_need_room_for_so_many_logits_and_no_more(alg, plan, most, monkeypatch):
+    """Six positions and nine words make 54 logits a sample: 120 have room for two samples."""
+    task, score, seen = task_of("lstm_so", sizes=(3, 9)), Task.score, []
+    _, (expected,) = play(method(alg), task, plan, rounds=1)
+    monkeypatch.setattr(cohort, "EVAL_LOGITS", 120)
+    monkeypatch.setattr(
+        Task, "score", lambda task, logits, y, mask: seen.append(logits.shape) or score(task, logits, y, mask)
+    )
+    _, (found,) = play(method(alg), task, plan, rounds=1)
+    assert max(shape[-3] for shape in seen) == most
+    for view, splits in expected.scores.items():
+        for split, numbers in splits.items():
+            np.testing.assert_allclose(found.scores[view][split], numbers, rtol=1e-12)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -153,6 +153,7 @@ class Network:
         self.feature_dim: int = out.features.shape[-1]
         self.outputs: int = out.logits.shape[-1]
         self.positions: tuple[int, ...] = tuple(out.logits.shape[1:-1])  # () where a sample has one prediction
+        self.logits: int = out.logits[0].numel()  # of a sample
 
     def init(self, seed: int) -> Params:
         """Initial parameters: the module's own initialisation under a seed of its own, drawn on the CPU. They are kept,

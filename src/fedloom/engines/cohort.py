@@ -17,6 +17,7 @@ from fedloom.core.task import Task
 from fedloom.core.tree import Tree, take, tree_map
 
 EVAL_BATCH = 512
+EVAL_LOGITS = 1 << 24  # at once; a language model has a logit for every position and word
 Scores = dict[str, Tensor]  # split -> (correct, summed loss, samples) per client
 
 
@@ -89,11 +90,16 @@ def global_slot(alg: Algorithm, task: Task, params: Params, stats: Tree) -> Slot
     return Slot(params, stats[alg.global_slot] if stats else task.network.buffers, {})
 
 
+def eval_rows(task: Task, most: int) -> int:
+    """Samples that are scored at once: `most`, or as many as memory has room for."""
+    return max(1, min(most, EVAL_LOGITS // task.network.logits))
+
+
 def score_client(task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     """Scores of one model on the given samples, without padding."""
     data = task.data
     total = torch.zeros(3, dtype=task.dtype, device=data.device)
-    for some in torch.split(rows, EVAL_BATCH):
+    for some in torch.split(rows, eval_rows(task, EVAL_BATCH)):
         everyone = torch.ones(len(some), dtype=task.dtype, device=data.device)
         total = total + task.score(predict(data.prepare(data.x[some])), data.y[some], everyone).sum(0)
     return total

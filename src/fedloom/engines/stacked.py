@@ -22,7 +22,16 @@ from fedloom.core.network import Params
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, take, tree_flatten, tree_map, tree_unflatten
 from fedloom.engines import schedule
-from fedloom.engines.cohort import Cohort, Outcome, Scores, global_slot, keep_stats, put_stats, score_client
+from fedloom.engines.cohort import (
+    Cohort,
+    Outcome,
+    Scores,
+    eval_rows,
+    global_slot,
+    keep_stats,
+    put_stats,
+    score_client,
+)
 from fedloom.engines.plan import Plan
 from fedloom.engines.runners import Captured, Functional, Runner, StackedStep, flat_rest
 from fedloom.engines.schedule import Ahead, Schedule
@@ -192,7 +201,8 @@ class Stacked:
         sizes, starts = lists.sizes[cohort.ids], lists.starts[cohort.ids]
         total = torch.zeros(len(cohort), 3, dtype=self.task.dtype, device=data.device)
         longest = int(sizes.max(initial=0))
-        width = min(longest, max(8, EVAL_ROWS[data.device.type] // len(cohort)))
+        most = max(8 * len(cohort), EVAL_ROWS[data.device.type])
+        width = min(longest, max(1, eval_rows(self.task, most) // len(cohort)))
 
         def one(model: Any, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
             return self.task.score(predict(model, x), y, mask).sum(0)
@@ -213,7 +223,7 @@ class Stacked:
         lists = data.splits[split]
         rows = torch.cat([lists[int(i)] for i in cohort.ids])
         found = []
-        for some in torch.split(rows, EVAL_ROWS[data.device.type] // 4):
+        for some in torch.split(rows, eval_rows(self.task, EVAL_ROWS[data.device.type] // 4)):
             logits = self.task.predict(slot, data.prepare(data.x[some])).logits
             everyone = torch.ones(len(some), dtype=self.task.dtype, device=data.device)
             found.append(self.task.score(logits, data.y[some], everyone))
