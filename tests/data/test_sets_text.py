@@ -266,6 +266,13 @@ def test_leafs_output_is_read(tmp_path):
         Shakespeare(**{**SMALL, "length": 81}).load(tmp_path, 1, 1)
 
 
+def test_a_leaf_user_in_two_files_is_refused(tmp_path):
+    for name in ("all_data.json", "all_data_test.json"):
+        (tmp_path / name).write_text(json.dumps(leaf(PLAY_A="a" * 90)))
+    with user_error("all_data_test.json", "'PLAY_A'", "all_data.json only"):
+        Shakespeare(**SMALL).load(tmp_path, 1, 1)
+
+
 BAD_LEAF = [
     ([], ["user_data"]),
     ({"user_data": {"A": []}}, ["user 'A'", "'x' and 'y'"]),

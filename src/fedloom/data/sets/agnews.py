@@ -35,7 +35,7 @@ class AgNews(Dataset):
     aliases = ("ag_news",)
     licence = "for research and other non-commercial use (A. Gulli's AG corpus)"
     sources = tuple(Source(file, (f"{URL}/{file}",)) for file in LAYOUTS["csv"])
-    usual = {"lr": 0.1, "rounds": 100, "partition.beta": 1.0}
+    usual = {"lr": 1.0, "rounds": 100, "partition.beta": 1.0}
 
     length: int = setting(200, "tokens of a text; longer ones are cut", low=2)
     words: int | None = setting(None, "the vocabulary's most frequent words; others are unknown [all]", low=1)

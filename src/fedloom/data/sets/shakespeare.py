@@ -46,7 +46,7 @@ class Shakespeare(Dataset):
             unpack=True,
         ),
     )
-    usual = {"lr": 1.0, "rounds": 50, "batch_size": 32}
+    usual = {"lr": 1.0, "rounds": 50}
 
     windows: int | None = setting(7000, "consecutive windows of a role that are divided [none: all]", low=2)
     server_windows: int = setting(1000, "as many behind them go to the server", low=0)
@@ -169,6 +169,8 @@ def _read_leaf(folder: Path, length: int) -> Roles:
         if not isinstance(users, dict):
             raise UserError(f"{path} has no 'user_data', as LEAF's output has.")
         for name, data in users.items():
+            if name in roles:
+                raise UserError(f"{path}: user '{name}' is in another file too; leave LEAF's all_data.json only.")
             x, y = (data.get(key) if isinstance(data, dict) else None for key in ("x", "y"))
             if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or not x:
                 raise UserError(f"{path}, user '{name}': 'x' and 'y' must be lists of the same length, not empty.")

@@ -21,7 +21,7 @@ class StackExchange(Dataset):
     model = "lstm_so"
     partition = "natural"
     licence = "CC BY-SA 3.0 and 4.0 (Stack Exchange)"
-    usual = {"lr": 1.0, "rounds": 50, "batch_size": 16, "clip": 5.0, "split": (0.8, 0.1, 0.1), "clients": 50}
+    usual = {"lr": 3.0, "rounds": 50, "clip": 1.0, "split": (0.8, 0.1, 0.1), "clients": 50}
 
     words: int = setting(2_000, "words of the vocabulary, besides pad, bos, eos, oov", low=1)
     length: int = setting(20, "words of a sentence; longer ones are cut", low=2)

@@ -32,7 +32,7 @@ class StackOverflow(Dataset):
             unpack=True,
         ),
     )
-    usual = {"lr": 1.0, "rounds": 100, "batch_size": 16, "clip": 5.0, "split": (0.8, 0.1, 0.1), "clients": 100}
+    usual = {"lr": 3.0, "rounds": 100, "clip": 1.0, "split": (0.8, 0.1, 0.1), "clients": 100}
 
     words: int = setting(10_000, "words of the vocabulary, besides pad, bos, eos, oov", low=1)
     length: int = setting(20, "words of a sentence; longer ones are cut", low=2)
