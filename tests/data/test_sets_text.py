@@ -205,6 +205,10 @@ def test_a_role_has_consecutive_windows_and_the_server_some_behind_them(tmp_path
         assert any(s + 60 <= train for s in starts(text, first, stride))
         assert any(train + 3 <= s and s + 12 <= n for s in starts(text, second, stride))
     assert not np.array_equal(pool.x, made.load(tmp_path, 2, 2).x)  # another seed, other blocks
+    with user_error("2 of 3 roles"):
+        made.load(tmp_path, 3, 1)
+    with user_error("1 of 3 roles"):  # A has 100 - 83 windows for the server, and must have more than it gives
+        Shakespeare(windows=60, server_windows=17, min_windows=99, stride=stride, length=4).load(tmp_path, 2, 1)
 
 
 def test_roles_are_taken_in_an_order_of_their_own(tmp_path):
@@ -235,9 +239,11 @@ XML = """<?xml version="1.0"?>
 """
 
 
-def test_the_xml_edition_is_the_same_as_roles_cut_from_it(tmp_path):
+@pytest.mark.parametrize("inner", ["", "shaks200"])
+def test_the_xml_edition_is_the_same_as_roles_cut_from_it(tmp_path, inner):
+    (tmp_path / inner).mkdir(exist_ok=True)
     for name in ("hamlet", "macbeth"):
-        (tmp_path / f"{name}.xml").write_text(XML.replace("The Play", name))
+        (tmp_path / inner / f"{name}.xml").write_text(XML.replace("The Play", name))
     said = {"A": "Who's there?\nNay", "B": "Both of us & all"}
     write_roles(tmp_path / "cut", [role(n, text, play) for play in ("hamlet", "macbeth") for n, text in said.items()])
     pools = [Shakespeare(**SMALL).load(folder, 4, 1) for folder in (tmp_path, tmp_path / "cut")]

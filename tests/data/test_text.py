@@ -30,7 +30,7 @@ def test_basic_english(text, words):
 
 
 def test_a_vocabulary_has_specials_first_then_words_by_frequency_then_alphabet():
-    texts = [["b", "a", "<unk>", "c"], ["c", "b", "d"], ["c"]]  # c 3, b 2, a 1, d 1
+    texts = [["b", "d", "<unk>", "c"], ["c", "b", "a"], ["c"]]  # c 3, b 2, a 1, d 1
     assert vocabulary(texts, ("<pad>", "<unk>")) == {"<pad>": 0, "<unk>": 1, "c": 2, "b": 3, "a": 4, "d": 5}
     assert vocabulary(texts, ("<pad>", "<unk>"), limit=3) == {"<pad>": 0, "<unk>": 1, "c": 2, "b": 3, "a": 4}
 

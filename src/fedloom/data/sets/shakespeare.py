@@ -23,7 +23,12 @@ CODES[[ord(c) for c in CHARACTERS]] = np.arange(len(CHARACTERS))
 LENGTH = 80
 TRAIN = 0.8  # LEAF's share of a role's windows for training; the server's come from behind it
 ORDER = 0  # seed of the order in which roles are taken
-LAYOUTS = {"xml": ("hamlet.xml", "macbeth.xml"), "leaf": ("all_data*.json",), "roles": ("roles.json.xz",)}
+LAYOUTS = {
+    "xml": ("hamlet.xml", "macbeth.xml"),
+    "shaks200/xml": ("shaks200/hamlet.xml", "shaks200/macbeth.xml"),
+    "leaf": ("all_data*.json",),
+    "roles": ("roles.json.xz",),
+}
 Windows = tuple[np.ndarray, np.ndarray]  # runs of characters, the character behind each
 Roles = dict[str, Windows]
 
@@ -56,7 +61,8 @@ class Shakespeare(Dataset):
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
-        roles = READERS[layout](folder, self.length)
+        inner, _, kind = layout.rpartition("/")
+        roles = READERS[kind](folder / inner, self.length)
         names = sorted(name for name, (_, y) in roles.items() if self._fits(len(y)))
         if len(names) < clients:
             raise UserError(

@@ -11,6 +11,7 @@ from fedloom.data.sets.stackoverflow import too_few
 from fedloom.data.text import basic_english, next_words, read_json, sentences
 
 FILE = "users.json.xz"
+LAYOUTS = {"users": (FILE,)}
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class StackExchange(Dataset):
     min_sentences: int = setting(100, "only users with at least so many sentences are clients", low=2)
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
-        folder, _ = locate(type(self), data_dir, {"users": (FILE,)})
+        folder, _ = locate(type(self), data_dir, LAYOUTS)
         found = []
         for messages in _users(folder / FILE):
             said = [words for text in messages for one in sentences(text) if (words := basic_english(one))]

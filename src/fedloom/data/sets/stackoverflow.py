@@ -12,6 +12,7 @@ from fedloom.data.pool import Dataset, Pool, Source, locate
 from fedloom.data.text import next_words
 
 FILE = "stackoverflow_train.h5"
+LAYOUTS = {"tff": (FILE,)}
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class StackOverflow(Dataset):
     min_sentences: int = setting(100, "only users with at least so many sentences are clients", low=2)
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
-        folder, _ = locate(type(self), data_dir, {"tff": (FILE,)})
+        folder, _ = locate(type(self), data_dir, LAYOUTS)
         return next_words(_users(folder / FILE, clients, self.min_sentences), self.words, self.length)
 
 
