@@ -37,7 +37,7 @@ Roles = dict[str, Windows]
 class Shakespeare(Dataset):
     name = "shakespeare"
     about = "Shakespeare's plays, next character, a client for each speaking role"
-    size = "7,000 windows of 80 characters per client, every tenth taken; 80 classes"
+    size = "7,000 windows per role, one in ten taken; 80 classes"
     model = "lstm_shakes"
     partition = "natural"
     licence = "public domain (the XML edition's markup: J. Bosak 1999, free to pass on unaltered)"
@@ -110,7 +110,7 @@ class Shakespeare(Dataset):
         if layout != "leaf":
             notes.append("This is another edition of Shakespeare than LEAF's, so results are not those of the papers")
         if self.stride > 1:
-            notes.append(f"Every {self.stride}th window of characters is taken; stride=1 takes all, as the papers do")
+            notes.append(f"One in {self.stride} windows of characters is taken; stride=1 takes all, as the papers do")
         return tuple(notes)
 
 

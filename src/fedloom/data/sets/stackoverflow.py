@@ -19,7 +19,7 @@ LAYOUTS = {"tff": (FILE,)}
 class StackOverflow(Dataset):
     name = "stackoverflow"
     about = "Stack Overflow, next word, a client for each user"
-    size = "342,477 users, of whom those first in the list are taken; 10,004 classes"
+    size = "342,477 users; 10,004 classes"
     model = "lstm_so"
     partition = "natural"
     licence = "CC BY-SA 3.0 (Stack Exchange)"
