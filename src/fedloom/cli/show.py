@@ -196,7 +196,6 @@ def _unseen(console: Console, rows: list[dict[str, Any]]) -> None:
 SHADES = " ▁▂▃▄▅▆▇█"
 SHOWN = 50  # clients in a table
 BARS = 25  # fit a terminal of 80 columns; more classes than that are taken together
-MANY = 250  # with more classes than that, the most common one is named
 
 
 def partition(console: Console, found: dict[str, Any], as_json: bool) -> None:
@@ -224,16 +223,14 @@ def partition(console: Console, found: dict[str, Any], as_json: bool) -> None:
     for column in ("client", "samples", "train", "val", "test", "classes"):
         table.add_column(column, justify="right")
     width = -(-found["classes"] // BARS)
-    bars = found["classes"] <= MANY
     share = "share of each class" if width == 1 else f"share of each {width} classes"
-    table.add_column(share if bars else "most common class", no_wrap=True)
+    table.add_column(share, no_wrap=True)
     if out:
         table.add_column("", no_wrap=True)
     for one in clients[:SHOWN]:
         numbers = [str(one[name]) for name in ("samples", "train", "val", "test", "classes")]
         name = Text(str(one.get("name", one["client"])))
-        labels = _bars(one["labels"], width) if bars else _most_common(one["labels"])
-        table.add_row(name, *numbers, labels, *(["out" if one["held_out"] else ""] if out else []))
+        table.add_row(name, *numbers, _bars(one["labels"], width), *(["out" if one["held_out"] else ""] if out else []))
     console.print(table)
     if len(clients) > SHOWN:
         console.print(f"The first {SHOWN} of {len(clients)} clients; --json has all, --picture FILE shows all.")
@@ -249,11 +246,6 @@ def _bars(labels: list[int], width: int) -> str:
     counts = [sum(labels[c : c + width]) for c in range(0, len(labels), width)]
     most = max(counts)
     return "".join(SHADES[-(-n * (len(SHADES) - 1) // most)] for n in counts) if most else ""
-
-
-def _most_common(labels: list[int]) -> str:
-    most, total = max(labels), sum(labels)
-    return f"{labels.index(most)} ({100 * most / total:.1f} %)" if total else ""
 
 
 def _named(section: dict[str, Any]) -> str:
