@@ -19,6 +19,7 @@ from fedloom.config import Config, Request, combine, configure, describe, read_r
 from fedloom.core.contract import Algorithm
 from fedloom.core.errors import UserError, told
 from fedloom.core.federation import Federation
+from fedloom.core.files import write_text
 from fedloom.data.partitions import Partition
 from fedloom.data.pool import Dataset
 from fedloom.experiment import OnRound, Result, execute, make_data, make_task
@@ -27,7 +28,6 @@ from fedloom.metrics.scores import trend
 from fedloom.models.zoo import Model
 from fedloom.report.leaderboard import selected, to_csv, to_latex, to_markdown
 from fedloom.runs.directory import alone, check_empty, check_same, unused
-from fedloom.runs.files import write_text
 
 METHODS = (BASELINE, "fedavg", "fedrep", "ditto")
 OnRun = Callable[[str, int, int, int], OnRound | None]  # label, seed, runs done, runs in all

@@ -12,7 +12,7 @@ import yaml
 
 import fedloom
 from fedloom.cli import main as cli
-from fedloom.runs import files
+from fedloom.core import files
 from fedloom.runs.directory import alone
 
 SMALL = ["--rounds", "2", "--clients", "4", "--plan", "stacked-eager"]

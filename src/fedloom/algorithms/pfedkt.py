@@ -50,6 +50,7 @@ class PFedKT(FedAvg):
     hn: Literal["small", "large"] = setting("small", "the model chunk by chunk, or all of it in one call")
     local_momentum: float = setting(0.9, "momentum of local SGD, instead of the run's", low=0, high=0.9999)
     local_decay: float = setting(5e-5, "weight decay of local SGD, instead of the run's", low=0)
+    local_clip: float = setting(50.0, "norm a local gradient is clipped to, instead of the run's", above=0)
 
     generates = property(lambda self: self.case in "BD")
     contrasts = property(lambda self: self.case in "CD" and self.mu > 0)
@@ -97,7 +98,7 @@ class PFedKT(FedAvg):
         return axpy(-self.eta_hn, clip_norm(g, self.hn_clip), varphi)
 
     def local(self, task):
-        return replace(task, momentum=self.local_momentum, weight_decay=self.local_decay)
+        return replace(task, momentum=self.local_momentum, weight_decay=self.local_decay, clip=self.local_clip)
 
     def begin(self, task, down, own, info):
         # between rounds a client uses the model it trained last; without a hypernetwork it uses w, as in FedAvg

@@ -34,8 +34,8 @@ from filelock import FileLock, Timeout
 
 from fedloom import __version__
 from fedloom.core.errors import UserError, told
+from fedloom.core.files import Damaged, file_checksum, read_json, sync_folder, write_json
 from fedloom.data.pool import DATASETS, Dataset, Source, folders
-from fedloom.runs.files import Damaged, file_checksum, read_json, sync_folder, write_json
 
 log = logging.getLogger("fedloom")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from fedloom.core.files import Damaged, read_tensors, sync_folder, write_tensors
 from fedloom.core.tree import tree_map
 from fedloom.engines.rounds import Rounds, State
 from fedloom.engines.store import Snapshot
-from fedloom.runs.files import Damaged, read_tensors, sync_folder, write_tensors
 from fedloom.runs.trees import named, rebuilt
 
 log = logging.getLogger("fedloom")

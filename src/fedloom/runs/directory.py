@@ -31,12 +31,7 @@ from filelock import FileLock, Timeout
 from fedloom.config import Request, difference, read_request, to_yaml
 from fedloom.core.errors import UserError, told
 from fedloom.core.federation import Federation
-from fedloom.core.tree import Tree, leaves
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
-from fedloom.runs.checkpoints import Checkpoints
-from fedloom.runs.environment import environment
-from fedloom.runs.files import (
+from fedloom.core.files import (
     TEMPORARY,
     Damaged,
     file_checksum,
@@ -50,6 +45,11 @@ from fedloom.runs.files import (
     write_tensors,
     write_text,
 )
+from fedloom.core.tree import Tree, leaves
+from fedloom.engines.plan import Plan
+from fedloom.engines.rounds import Rounds
+from fedloom.runs.checkpoints import Checkpoints
+from fedloom.runs.environment import environment
 from fedloom.runs.records import Records
 from fedloom.runs.trees import named, nested
 

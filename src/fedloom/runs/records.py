@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedloom.core.files import Damaged, read_table, write_table
 from fedloom.engines.rounds import Round
 from fedloom.metrics.scores import accuracies, summarize
-from fedloom.runs.files import Damaged, read_table, write_table
 
 Row = dict[str, Any]
 PEERS = {"new": "pre", "joined": "post"}  # what participating clients have that compares with a newcomer's model

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
+from fedloom.core.files import Damaged
 from fedloom.core.tree import Tree
-from fedloom.runs.files import Damaged
 
 
 def named(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
