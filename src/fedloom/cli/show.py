@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fedloom.comparison import Comparison
     from fedloom.experiment import OnRound, Result
 
-HIDDEN = ("settings", "usual", "paper", "licence")  # shown for one thing, not in a list
+HIDDEN = ("settings", "usual", "paper", "licence", "model", "partition")  # shown for one thing, not in a list
 METRICS = {
     "acc_mean": "mean",
     "acc_low5": "lowest 5 %",
