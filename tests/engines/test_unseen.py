@@ -80,6 +80,21 @@ def test_every_method_trains_as_if_they_did_not_exist_and_serves_them_alike_on_b
     assert not np.array_equal(here.unseen_scores["new"], here.unseen_scores["joined"])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "pfedhn", "fedfomo", "page", "gpfl"])
+def test_they_are_served_from_captured_graphs_as_one_by_one(name):
+    alg = method(name, **SETTINGS.get(name, {}))
+    task = task_of(alg, batch_size=5, device="cuda")
+    runs = [
+        Rounds(alg, task, 3, plan=plan, join_rounds=2)
+        for plan in (Plan("stacked", "captured", chunk=4), Plan("per-client"))
+    ]
+    for _ in range(2):
+        captured, plain = (run.advance() for run in runs)
+    for view in ("new", "joined"):
+        np.testing.assert_allclose(captured.unseen_scores[view], plain.unseen_scores[view], rtol=1e-9, atol=1e-9)
+
+
 # -- by hand: one batch holds all samples of a client, so that there is no order of batches to know -----------------
 
 
