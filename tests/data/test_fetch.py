@@ -22,7 +22,19 @@ from sentences import user_error
 from fedloom.cli import main as cli
 from fedloom.data import fetch
 from fedloom.data.pool import DATASETS, Dataset, Source, locate
-from fedloom.data.sets import amazon, cifar10, cifar100, femnist, fmnist, har, mnist_by_writer, tiny
+from fedloom.data.sets import (
+    agnews,
+    amazon,
+    cifar10,
+    cifar100,
+    femnist,
+    fmnist,
+    har,
+    mnist_by_writer,
+    shakespeare,
+    stackoverflow,
+    tiny,
+)
 
 DATA = np.random.default_rng(0).bytes(300_000)
 OTHER = np.random.default_rng(1).bytes(300_000)
@@ -506,7 +518,12 @@ def test_a_file_that_the_disk_cannot_hold_is_not_begun(publish, tmp_path, monkey
 
 
 SETS = {"cifar10": cifar10, "cifar100": cifar100, "tiny": tiny, "har": har, "amazon": amazon, "fmnist": fmnist,
-        "mnist-by-writer": mnist_by_writer, "femnist": femnist}  # fmt: skip
+        "mnist-by-writer": mnist_by_writer, "femnist": femnist, "agnews": agnews, "shakespeare": shakespeare,
+        "stackoverflow": stackoverflow}  # fmt: skip
+
+
+def test_every_set_that_can_be_downloaded_is_tried():
+    assert set(SETS) == {name for name in DATASETS.names() if DATASETS[name].sources}
 
 
 @pytest.mark.parametrize("name", SETS)
