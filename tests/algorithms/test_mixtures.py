@@ -190,7 +190,8 @@ def test_a_tally_counts_samples_and_not_padding():
 
 def test_a_tally_of_sequences_counts_positions():
     """Logits 0 for four classes: a loss of ln 4 for each of the three positions that are there."""
-    task = SimpleNamespace(predict=lambda model, x: SimpleNamespace(logits=torch.zeros(3, 2, 4, dtype=torch.float64)))
+    logits = torch.zeros(3, 2, 4, dtype=torch.float64)
+    task = SimpleNamespace(predict=lambda *_: SimpleNamespace(logits=logits), data=SimpleNamespace(unscored=()))
     task.score = lambda *args: Task.score(task, *args)
     task.losses = lambda *args: Task.losses(task, *args)
     batch = batch_of(None, torch.tensor([[0, -1], [2, 0], [0, 0]]), mask=(1, 1, 0))
