@@ -203,6 +203,40 @@ def test_broken_samples_of_one_client_reach_no_other(broken):
         assert np.isnan(view["test"][broken]).any()
 
 
+@pytest.mark.parametrize("name", [name for name in methods() if name != "page"])  # whose server judges uploads itself
+def test_a_client_that_diverges_spoils_no_other_and_is_named(name, caplog):
+    """The server is what it is without this client in the round, and the others' models are numbers."""
+    alg, sizes = method(name), [max(n, 20) for n in RAGGED]
+    whole = make_task(sizes, data={"server": 20})
+    task = make_task(sizes, data={"server": 20})
+    broken, others = 4, np.delete(np.arange(len(sizes)), 4)
+    task.data.x[task.data.splits["train"][broken]] = torch.nan
+    if alg.partial:
+        run, without = (Rounds(alg, t, 0, plan=EAGER) for t in (task, whole))
+        run.advance(evaluate=False)
+        without.advance(evaluate=False, cohort=others)
+        for found, expected in zip(leaves(run.server), leaves(without.server), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    caplog.clear()
+    run = Rounds(alg, task, 0, plan=EAGER)
+    with caplog.at_level("WARNING"):
+        done = [run.advance() for _ in range(2)][-1]
+    for view in done.scores.values():
+        assert np.isfinite(view["test"][others]).all()
+    named = ["Client 4 diverged in round 1" in record.message for record in caplog.records].count(True)
+    assert named == (name != "local")  # which sends nothing
+
+
+def test_where_all_diverge_the_server_stays_as_it_was():
+    task = make_task(RAGGED, norm=True)
+    run = Rounds(method("fedavg"), task, 0, plan=EAGER)
+    before = run.server["w"]
+    task.data.x[:] = torch.nan
+    run.advance(evaluate=False)
+    assert all(torch.equal(run.server["w"][name], value) for name, value in before.items())
+    assert all(torch.isfinite(value).all() for value in leaves(run.server_stats))
+
+
 @pytest.mark.parametrize(
     ("clients", "bytes_", "most"), [(4096, 1 << 30, 12), (5, 1 << 30, 4), (4096, 3000, 4), (4096, 1, 1)]
 )

@@ -30,6 +30,7 @@ class PAGE(Tuned):
     shared = "model W"
     private = "agent that chooses eta_i and alpha_i"
     partial = False
+    takes_diverged = True  # and gives them no weight
     needs_server_data = True
     pre_is_global = True
     variants = MappingProxyType(

@@ -121,6 +121,7 @@ class Algorithm:
     turns: ClassVar[bool] = False  # the server steps after each client in turn
     partial: ClassVar[bool] = True  # a cohort may be a part of the clients
     needs_split: ClassVar[bool] = False  # body and head must both have parameters
+    takes_diverged: ClassVar[bool] = False  # uploads with values that are no numbers reach `aggregate`, too
     needs_server_data: ClassVar[bool] = False
     pre_is_global: ClassVar[bool] = False  # PM_pre is GM itself, so it is scored once
     global_slot: ClassVar[str] = "w"  # the slot whose running statistics GM uses at a client

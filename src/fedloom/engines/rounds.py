@@ -18,7 +18,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, rng, root
 from fedloom.core.network import Params
 from fedloom.core.task import Task
-from fedloom.core.tree import Tree, mean, size_bytes, take, tree_map
+from fedloom.core.tree import Tree, leaves, mean, size_bytes, take, tree_map
 from fedloom.engines.choose import choose, make_executor
 from fedloom.engines.cohort import Cohort, Executor, Scores, global_slot, keep_stats, make_info, score_client
 from fedloom.engines.plan import Plan
@@ -82,6 +82,7 @@ class Rounds:
         key = root(seed, "init")
         self.key = key
         self.t = 0
+        self.diverged: set[int] = set()
         task.init(key)  # drawn here, before the state of clients is made under vmap
         self.server = alg.init_server(task, key)
         self.constants = alg.constants(task, key)
@@ -160,7 +161,7 @@ class Rounds:
         turns = [ids[j : j + 1] for j in range(len(ids))] if self.alg.turns else [ids]
         down = up = 0
         told: list[dict[str, np.ndarray]] = []
-        stats: list[Tree] = []
+        stats: list[tuple[np.ndarray, Tree]] = []
         # between evaluations PM_post matters only for clients that may not train again before the next one
         splits = ("val", "test") if evaluate or len(ids) < self.task.clients else ()
         for turn in turns:
@@ -168,9 +169,10 @@ class Rounds:
             down, up = down + d, up + u
             told.append(report)
             stats.append(kept)
-        if self.first_stats:  # for whoever has none: a global model without a client, a client that comes late
-            n = torch.from_numpy(self.task.data.splits["train"].sizes[ids]).to(self.task.data.device)
-            self.server_stats = mean(tree_map(lambda *rows: torch.cat(rows), *stats), n)
+        sound = np.concatenate([whose for whose, _ in stats])
+        if self.first_stats and len(sound):  # for whoever has none: a global model without a client, a newcomer
+            n = torch.from_numpy(self.task.data.splits["train"].sizes[sound]).to(self.task.data.device)
+            self.server_stats = mean(tree_map(lambda *rows: torch.cat(rows), *(kept for _, kept in stats)), n)
         reports = {name: np.concatenate([one[name] for one in told]) for name in told[0] if told[0][name].ndim}
         server_report = {name: float(value) for name, value in told[-1].items() if not value.ndim}
         self.t = t + 1
@@ -183,18 +185,42 @@ class Rounds:
             trained - start, now - trained,
         )  # fmt: skip
 
-    def _train(self, ids: np.ndarray, t: int, splits: tuple[str, ...]) -> tuple[int, int, dict[str, np.ndarray], Tree]:
-        """Bytes sent down and up, the numbers that clients and server report, and the clients' running statistics."""
+    def _train(
+        self, ids: np.ndarray, t: int, splits: tuple[str, ...]
+    ) -> tuple[int, int, dict[str, np.ndarray], tuple[np.ndarray, Tree]]:
+        """Bytes sent down and up, the numbers that clients and server report, and the running statistics of those who
+        did not diverge."""
         cohort = self._cohort(ids, t)
         done = self.executor.train(cohort, splits)
         self.store.write(ids, {"own": done.own, "stats": done.stats})
         self._remember(ids, done.scores)
-        server = self.alg.aggregate(self.task, self.server, done.up, cohort.info, t, self.key)
-        self.server = tree_map(lambda v: v.contiguous(), server)  # a resumed run has no other layout either
+        sound = self._sound(done.up, ids, t)
+        up, info, kept = done.up, cohort.info, done.stats
+        if len(sound) < len(ids):
+            up, info, kept = take((up, info, kept), sound)
+        if len(sound):
+            server = self.alg.aggregate(self.task, self.server, up, info, t, self.key)
+            self.server = tree_map(lambda v: v.contiguous(), server)  # a resumed run has no other layout either
         common = size_bytes(cohort.shared) - size_bytes(self.constants)
         report = {**done.report, **self.alg.report_server(self.task, self.server, cohort.info)}
         numbers = {name: value.double().cpu().numpy() for name, value in report.items()}
-        return common * len(ids) + self.alg.size_of_parts(cohort.parts), size_bytes(done.up), numbers, done.stats
+        down = common * len(ids) + self.alg.size_of_parts(cohort.parts)
+        return down, size_bytes(done.up), numbers, (ids[sound.cpu().numpy()], kept)
+
+    def _sound(self, up: Tree, ids: np.ndarray, t: int) -> Tensor:
+        """Which rows of an upload the server uses: a client that diverged must not spoil it for all others."""
+        everyone = torch.arange(len(ids), device=self.task.data.device)
+        parts = [v.reshape(len(ids), -1).isfinite().all(1) for v in leaves(up) if v.is_floating_point()]
+        if self.alg.takes_diverged or not parts:
+            return everyone
+        sound = torch.stack(parts).all(0)
+        for i in ids[~sound.cpu().numpy()].tolist():
+            if i not in self.diverged:  # once is enough
+                log.warning(
+                    "Client %d diverged in round %d: what it sends is left out while it is no number.", i, t + 1
+                )
+            self.diverged.add(i)
+        return everyone[sound]
 
     def _remember(self, ids: np.ndarray, scores: Scores) -> None:
         """PM_post stays what it was until the client trains again, and so do its scores."""
