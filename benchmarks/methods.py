@@ -1,9 +1,10 @@
 """What a client-step of each method costs, relative to FedAvg.
 
-    python benchmarks/methods.py [--methods plgu-lf ditto] [--models mlp cnn4] [--clients 20] [--device cuda] [--quick]
+    python benchmarks/methods.py [--methods plgu-lf ditto] [--models mlp cnn4] [--clients 20] [--plan per-client]
+                                 [--device cuda] [--quick]
 
-All methods train the same clients on the same data under the same execution plan, stacked; they take turns, round by
-round, without evaluation. A client-step is one batch of one client in one phase, so FedRep, which passes twice over the
+All methods train the same clients on the same data under the same execution plan; they take turns, round by round,
+without evaluation. A client-step is one batch of one client in one phase, so FedRep, which passes twice over the
 data, makes twice as many as FedAvg. `name:key=value` gives settings, as on the command line. The table shows medians
 over rounds; what a method does once per round (a hypernetwork's step, averaging) is shared among its steps.
 """
@@ -13,6 +14,7 @@ import platform
 import shlex
 import sys
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ from fedloom.core.federation import Federation, Ragged
 from fedloom.core.network import Network
 from fedloom.core.task import Task
 from fedloom.engines import schedule
-from fedloom.engines.plan import Plan
+from fedloom.engines.plan import Mode, Plan
 from fedloom.engines.rounds import Rounds
 from fedloom.models.zoo import MODELS
 
@@ -57,10 +59,9 @@ def steps(alg: Algorithm, task: Task) -> int:
     return total
 
 
-def measure(names: list[str], task: Task, rounds: int) -> dict[str, tuple[int, float]]:
+def measure(names: list[str], task: Task, mode: Mode, rounds: int) -> dict[str, tuple[int, float]]:
     """Client-steps of a round and median seconds, by method."""
-    replay = "captured" if task.data.device.type == "cuda" else "traced"
-    plan = Plan("stacked", replay, chunk=task.clients)
+    plan = Plan(mode, "captured" if task.data.device.type == "cuda" else "traced", chunk=task.clients)
     algs = [resolve({"algorithm": parse_method(name)}).algorithm for name in names]
     runs = [Rounds(alg, task, 0, plan=replace(plan, chunk=1) if alg.turns else plan) for alg in algs]
     times = [[run.advance(evaluate=False).train_seconds for run in runs] for _ in range(rounds + 1)][1:]
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["mlp", "cnn4"], choices=SHAPES)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--plan", default="stacked", choices=get_args(Mode))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true", help="a smoke run: mlp, 4 clients, 2 rounds")
     args = parser.parse_args()
@@ -85,7 +87,7 @@ def main() -> None:
     print("| model | method | client-steps per round | ms per round | us per client-step | to FedAvg |")
     print("|---|---|---|---|---|---|")
     for model in args.models:
-        found = measure(names, make_task(model, args.clients, args.device), args.rounds)
+        found = measure(names, make_task(model, args.clients, args.device), args.plan, args.rounds)
         base = found["fedavg"][1] / found["fedavg"][0]
         for name, (count, seconds) in found.items():
             each = seconds / count
