@@ -1,5 +1,7 @@
 """What the tests share: small federations with clients of very different sizes, and the comparison of two runs."""
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import nn
@@ -58,6 +60,34 @@ def make_task(
     dim, classes = data.x.shape[1], data.classes
     network = Network(lambda: SmallNet(dim, 8, classes, norm, dropout), "head", data.x[:2], dtype)
     return Task(data, network, **{"lr": 0.1, "batch_size": 10, "rounds": 3, **settings})
+
+
+class TokenNet(nn.Module):
+    """Next-token logits at every position."""
+
+    def __init__(self, words):
+        super().__init__()
+        self.words = nn.Embedding(words, 6)
+        self.head = nn.Linear(6, words)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.words(x)))
+
+
+def token_task(words=5, length=4, **settings) -> Task:
+    """Three clients with sequences, each of its own length, and a label at every position."""
+    draw = np.random.default_rng(2)
+    sizes = (7, 1, 12)
+    total = sum(sizes) + 3
+    x, y = (torch.from_numpy(draw.integers(0, words, (total, length))) for _ in range(2))
+    ends = torch.from_numpy(draw.integers(1, length + 1, total))
+    y = torch.where(torch.arange(length) < ends[:, None], y, -1)
+    starts = np.cumsum([0, *sizes])
+    train = Ragged.of([np.arange(a, b) for a, b in pairwise(starts)])
+    rest = Ragged.of([np.array([sum(sizes) + i]) for i in range(3)])
+    data = Federation(x, y, words, {"train": train, "val": rest, "test": rest}, dtype=torch.float64)
+    network = Network(lambda: TokenNet(words), "head", x[:2], torch.float64)
+    return Task(data, network, **{"lr": 0.1, "batch_size": 5, **settings})
 
 
 def model_task(

@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import RAGGED, SmallNet, assert_same, make_federation, make_task, method, play
+from helpers import RAGGED, SmallNet, assert_same, make_federation, make_task, method, play, token_task
 from sentences import user_error
 from torch import nn
 
 from fedloom.algorithms.parts import dense
 from fedloom.algorithms.parts.distances import DISTANCES, batch_mean, contrast, cos, cosine, kl, l2, mse
 from fedloom.core.contract import Batch
-from fedloom.core.federation import Federation, Ragged
-from fedloom.core.network import Network
-from fedloom.core.task import Task
 from fedloom.core.tree import leaves, take
 from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
@@ -421,34 +418,6 @@ def test_a_hypernetwork_too_large_for_memory_is_refused(monkeypatch):
 def test_every_variant_stacks(settings):
     task = make_task((9, 2, 24), norm=True, dropout=0.2, lr=0.02)
     assert_same(method("pfedkt", mu=0.3, **settings), task, Plan("stacked", "traced", chunk=3), 1e-9)
-
-
-class TokenNet(nn.Module):
-    """Next-token logits at every position."""
-
-    def __init__(self, words):
-        super().__init__()
-        self.words = nn.Embedding(words, 6)
-        self.head = nn.Linear(6, words)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.words(x)))
-
-
-def token_task(words=5, length=4, **settings):
-    draw = np.random.default_rng(2)
-    sizes = (7, 1, 12)
-    total = sum(sizes) + 3
-    x = torch.from_numpy(draw.integers(0, words, (total, length)))
-    y = torch.from_numpy(draw.integers(0, words, (total, length)))
-    ends = torch.from_numpy(draw.integers(1, length + 1, total))
-    y = torch.where(torch.arange(length) < ends[:, None], y, -1)  # every sequence has its own length
-    starts = np.cumsum([0, *sizes])
-    train = Ragged.of([np.arange(a, b) for a, b in pairwise(starts)])
-    rest = Ragged.of([np.array([sum(sizes) + i]) for i in range(3)])
-    data = Federation(x, y, words, {"train": train, "val": rest, "test": rest}, dtype=torch.float64)
-    network = Network(lambda: TokenNet(words), "head", x[:2], torch.float64)
-    return Task(data, network, lr=0.1, batch_size=5, **settings)
 
 
 @pytest.mark.parametrize("settings", [{}, {"loss": "moon", "distance": "cos", "level": "feature"}], ids=str)

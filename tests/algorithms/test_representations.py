@@ -5,14 +5,13 @@ import copy
 import math
 import zlib
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import RAGGED, SmallNet, assert_same, make_federation, make_task, method
+from helpers import RAGGED, SmallNet, assert_same, make_federation, make_task, method, token_task
 from sentences import user_error
 from torch import nn
 
@@ -23,7 +22,7 @@ from fedloom.algorithms.fedrod import FedRoD, prior
 from fedloom.algorithms.fml import FML
 from fedloom.algorithms.moon import Moon
 from fedloom.core.contract import ALGORITHMS, Batch, Draw, Info, Slot
-from fedloom.core.federation import Federation, Ragged
+from fedloom.core.federation import Federation
 from fedloom.core.network import Network
 from fedloom.core.settings import build
 from fedloom.core.task import Task
@@ -777,33 +776,6 @@ def variant_id(value):
 def test_every_variant_runs_stacked_as_one_by_one(name, settings):
     task = make_task(RAGGED, norm=True, dropout=0.2, momentum=0.5, clip=1.0, epochs=2, lr=0.05, participation=0.7)
     assert_same(method(name, **settings), task, Plan("stacked", "traced", chunk=5), 1e-9, rounds=4)
-
-
-class TokenNet(nn.Module):
-    """Next-token logits at every position."""
-
-    def __init__(self, words):
-        super().__init__()
-        self.words = nn.Embedding(words, 6)
-        self.head = nn.Linear(6, words)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.words(x)))
-
-
-def token_task(words=5, length=4, **settings):
-    draw = np.random.default_rng(2)
-    sizes = (7, 1, 12)
-    total = sum(sizes) + 3
-    x, y = (torch.from_numpy(draw.integers(0, words, (total, length))) for _ in range(2))
-    ends = torch.from_numpy(draw.integers(1, length + 1, total))
-    y = torch.where(torch.arange(length) < ends[:, None], y, -1)  # every sequence has its own length
-    starts = np.cumsum([0, *sizes])
-    train = Ragged.of([np.arange(a, b) for a, b in pairwise(starts)])
-    rest = Ragged.of([np.array([sum(sizes) + i]) for i in range(3)])
-    data = Federation(x, y, words, {"train": train, "val": rest, "test": rest}, dtype=torch.float64)
-    network = Network(lambda: TokenNet(words), "head", x[:2], torch.float64)
-    return Task(data, network, **{"lr": 0.1, "batch_size": 5, **settings})
 
 
 @pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=variant_id)
