@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedloom.core.errors import UserError, unknown
 from fedloom.core.keys import fold, uniform
 from fedloom.core.recurrent import Recurrent
+from fedloom.kernels.convolution import Convolution
 
 Params = dict[str, Tensor]
 
@@ -118,6 +119,8 @@ def _replace_layers(module: nn.Module, prefix: str = "") -> None:
             if not isinstance(child, nn.Dropout):
                 raise UserError(f"The model's '{path}' is a {type(child).__name__}; only nn.Dropout is supported.")
             setattr(module, name, KeyedDropout(child.p))
+        elif isinstance(child, nn.Conv2d):
+            setattr(module, name, Convolution(child))
         elif isinstance(child, nn.RNNBase):
             setattr(module, name, Recurrent(child, path, KeyedDropout(child.dropout)))
         else:
