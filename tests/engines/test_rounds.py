@@ -38,7 +38,7 @@ def test_the_order_in_which_clients_are_given_changes_no_byte(name, plan):
     run = Rounds(alg, task, 0, plan=plan)
     run.advance(evaluate=False)
     ids = np.arange(len(RAGGED))
-    executor = PerClient(alg, task, 0) if plan.mode == "per-client" else Stacked(alg, task, 0, plan)
+    executor = PerClient(alg, task) if plan.mode == "per-client" else Stacked(alg, task, plan)
     expected = None
     for order in (ids, ids[::-1].copy(), np.random.default_rng(0).permutation(ids)):
         done = executor.train(run._cohort(order, 1), ("test",))
@@ -156,9 +156,9 @@ def test_measuring_gives_times_for_every_method_and_leaves_no_trace():
     before = state_bytes(run)
     cohort = run._cohort(np.arange(len(RAGGED)), 0)
     for option in (
-        choose._measure_per_client(method("fedrep"), task, 0, cohort, 12),
-        choose._measure_stacked(method("fedrep"), task, 0, cohort, 12, EAGER),
-        choose._measure_stacked(method("fedrep"), task, 0, cohort, 12, Plan("stacked", "traced", chunk=12)),
+        choose._measure_per_client(method("fedrep"), task, cohort, 12),
+        choose._measure_stacked(method("fedrep"), task, cohort, 12, EAGER),
+        choose._measure_stacked(method("fedrep"), task, cohort, 12, Plan("stacked", "traced", chunk=12)),
     ):
         assert option.seconds > 0
     assert state_bytes(run) == before
@@ -170,7 +170,7 @@ def test_chunks_shrink_with_the_memory_that_is_free(monkeypatch):
     sizes = []
     for free in (1 << 30, 300_000, 1):
         monkeypatch.setattr(choose, "free_memory", lambda device, free=free: free)
-        sizes.append(choose._chunk(method("ditto"), task, 0, cohort))
+        sizes.append(choose._chunk(method("ditto"), task, cohort))
     assert sizes[0] == len(RAGGED)
     assert 1 < sizes[1] < len(RAGGED)
     assert sizes[2] == 1

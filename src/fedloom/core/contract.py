@@ -46,6 +46,7 @@ class Draw(NamedTuple):
     seed: int
     i: int
     t: int
+    run: int = 0  # which one, where several go on together
 
     def rng(self, stream: str, *ids: int) -> np.random.Generator:
         return rng(stream, self.seed, *ids)

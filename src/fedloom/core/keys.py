@@ -8,6 +8,7 @@ client or for a thousand at once.
 
 import math
 import zlib
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,6 +61,12 @@ def fold(key: Any, *ids: int | Tensor) -> Any:
 def root(seed: int, name: str) -> Key:
     """The key that a named stream starts from."""
     return fold(_signed(_mix_int(seed & _WORD)), stream(name))
+
+
+def roots(seeds: Collection[int], name: str, device: torch.device) -> Tensor:
+    """The same for many seeds, of which most are equal."""
+    keys = {seed: root(seed, name) for seed in set(seeds)}
+    return torch.tensor([keys[seed] for seed in seeds], dtype=torch.int64, device=device)
 
 
 def bits(key: int | Tensor, counters: Tensor) -> Tensor:

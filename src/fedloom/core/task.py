@@ -16,6 +16,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.keys import Key
 from fedloom.core.network import Network, Output, Params
 
+Number = tree.Number
 Loss = Callable[[Output, Batch], Tensor]
 
 
@@ -23,10 +24,10 @@ Loss = Callable[[Output, Batch], Tensor]
 class Task:
     data: Federation
     network: Network
-    lr: float | Tensor = 0.01  # eta
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None  # gradient norm, before weight decay
+    lr: Number = 0.01  # eta
+    momentum: Number = 0.0
+    weight_decay: Number = 0.0
+    clip: Number | None = None  # gradient norm, before weight decay
     batch_size: int = 10  # B
     epochs: int = 1  # E
     rounds: int = 1  # T
@@ -53,7 +54,7 @@ class Task:
     def slot(self, params: Params) -> Slot:
         """A model copy that starts training now: its momentum is zero. Running statistics are the initial ones until
         the engine puts in those that the client kept from its last participation."""
-        return Slot(params, self.network.buffers, tree.zeros_like(params) if self.momentum else {})
+        return Slot(params, self.network.buffers, tree.zeros_like(params) if _counts(self.momentum) else {})
 
     def body(self, params: Params) -> Params:
         return {name: params[name] for name in self.network.body}
@@ -109,16 +110,16 @@ class Task:
         gradient, buffers = grad(f, at)
         return gradient, slot._replace(buffers=buffers)
 
-    def sgd(self, slot: Slot, gradient: Params, lr: float | Tensor | None = None) -> Slot:
+    def sgd(self, slot: Slot, gradient: Params, lr: Number | None = None) -> Slot:
         """One step on the parameters named in the gradient: g + wd*w; v = mom*v + g; w = w - eta*v."""
         eta = self.lr if lr is None else lr
         if self.clip is not None:
             gradient = clip_norm(gradient, self.clip)
         params, momentum = slot.params, slot.momentum
-        if self.weight_decay:
-            gradient = {k: torch.add(g, params[k], alpha=self.weight_decay) for k, g in gradient.items()}
-        if self.momentum:
-            gradient = {k: torch.add(g, momentum[k], alpha=self.momentum) for k, g in gradient.items()}
+        if _counts(self.weight_decay):
+            gradient = tree.axpy(self.weight_decay, {k: params[k] for k in gradient}, gradient)
+        if _counts(self.momentum):
+            gradient = tree.axpy(self.momentum, {k: momentum[k] for k in gradient}, gradient)
             momentum = {**momentum, **gradient}
         if isinstance(eta, Tensor):
             moved = {k: params[k] - eta * g for k, g in gradient.items()}
@@ -143,7 +144,12 @@ class Task:
         return scores if y.dim() == 1 else scores.flatten(1, -2).sum(1)
 
 
-def clip_norm(gradient: Params, limit: float) -> Params:
+def _counts(number: Number) -> bool:
+    """Is it anything but zero? A tensor, which differs between clients, may be."""
+    return isinstance(number, Tensor) or bool(number)
+
+
+def clip_norm(gradient: Params, limit: Number) -> Params:
     """The gradient scaled down to norm `limit` if it is longer (as torch.nn.utils.clip_grad_norm_ does)."""
     factor = torch.clamp(limit / (tree.norm(gradient) + 1e-6), max=1.0)
     return tree.scale(gradient, factor)

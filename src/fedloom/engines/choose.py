@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from fedloom.core.autodiff import vmap
 from fedloom.core.contract import Algorithm, Batch, Phase
 from fedloom.core.memory import free_memory
 from fedloom.core.task import Task
@@ -29,6 +30,7 @@ log = logging.getLogger("fedloom")
 MEMORY_SHARE = 0.5  # of what is free now, for a chunk
 MARGIN = 0.9  # stacking takes more memory: it must save a tenth of the time
 STATE_COPIES = 6  # work, its result, what is kept, what is sent, one more of each while they change hands
+PARTS_COPIES = 2  # as they came, and where a step reads them
 
 
 @dataclass
@@ -39,19 +41,17 @@ class Option:
     once: float = 0.0  # expected for getting ready
 
 
-def make_executor(alg: Algorithm, task: Task, seed: int, plan: Plan) -> Executor:
-    return PerClient(alg, task, seed) if plan.mode == "per-client" else Stacked(alg, task, seed, plan)
+def make_executor(alg: Algorithm, task: Task, plan: Plan) -> Executor:
+    return PerClient(alg, task) if plan.mode == "per-client" else Stacked(alg, task, plan)
 
 
-def choose(
-    alg: Algorithm, task: Task, seed: int, cohort: Cohort, evaluated: int, force: str = "auto"
-) -> tuple[Plan, Executor]:
+def choose(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str = "auto") -> tuple[Plan, Executor]:
     """The plan for rounds with cohorts of this kind in which `evaluated` clients are scored, and who carries it out.
     `force` is auto, stacked, stacked-eager (without traces and graphs) or per-client."""
     found = Plan("per-client", scoring="per-client", reason="asked for")
     if force != "per-client":
         try:
-            option = _best(alg, task, seed, cohort, evaluated, force)
+            option = _best(alg, task, cohort, evaluated, force)
             return option.plan, option.executor
         except Exception as error:  # any operation of the method or the model may lack a batched form
             if force != "auto":
@@ -59,23 +59,23 @@ def choose(
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
             log.warning("Clients are trained one by one: this model and method cannot be stacked (%s).", why)
             found = replace(found, reason=f"cannot be stacked: {why}")
-    return found, make_executor(alg, task, seed, found)
+    return found, make_executor(alg, task, found)
 
 
-def _best(alg: Algorithm, task: Task, seed: int, cohort: Cohort, evaluated: int, force: str) -> Option:
+def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str) -> Option:
     captured = task.data.device.type == "cuda"
     replay: Replay = "captured" if captured else "traced"
-    chunk = _chunk(alg, task, seed, cohort)
+    chunk = _chunk(alg, task, cohort)
     if force != "auto":
         plan = Plan("stacked", "eager" if force == "stacked-eager" else replay, chunk=chunk, reason="asked for")
-        return Option(plan, make_executor(alg, task, seed, plan), 0.0)
-    alone = _measure_per_client(alg, task, seed, cohort, evaluated)
-    scoring = _scoring(alg, task, seed, cohort)
+        return Option(plan, make_executor(alg, task, plan), 0.0)
+    alone = _measure_per_client(alg, task, cohort, evaluated)
+    scoring = _scoring(alg, task, cohort)
     stacked = []
     if not captured:
-        stacked.append(_measure_stacked(alg, task, seed, cohort, evaluated, Plan("stacked", "eager", scoring, chunk)))
+        stacked.append(_measure_stacked(alg, task, cohort, evaluated, Plan("stacked", "eager", scoring, chunk)))
     if captured or min(o.seconds for o in (alone, *stacked)) * task.rounds > 2.0:  # below, a trace does not pay
-        stacked.append(_measure_stacked(alg, task, seed, cohort, evaluated, Plan("stacked", replay, scoring, chunk)))
+        stacked.append(_measure_stacked(alg, task, cohort, evaluated, Plan("stacked", replay, scoring, chunk)))
     best = min(stacked, key=lambda o: o.seconds * task.rounds + o.once)
     if best.seconds * task.rounds + best.once > MARGIN * alone.seconds * task.rounds:
         best = alone
@@ -87,28 +87,40 @@ def _label(plan: Plan) -> str:
     return plan.mode if plan.mode == "per-client" else f"stacked ({plan.replay})"
 
 
-@torch.no_grad()
-def _chunk(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -> int:
-    """Clients that fit memory together, from the live memory of traced steps for two clients. Whatever cannot be
-    stacked shows here."""
+def _chunk(alg: Algorithm, task: Task, cohort: Cohort) -> int:
+    """Clients that fit memory together, by what two of them take."""
     few = cohort.rows(np.arange(min(2, len(cohort))))
-    stacked = Stacked(alg, task, seed, Plan("stacked", "eager", chunk=len(few)))
+    each = rehearse(alg, task, few) / len(few)
+    fit = max(1, int(MEMORY_SHARE * free_memory(task.data.device) / each))
+    pieces = -(-len(cohort) // fit)
+    return -(-len(cohort) // pieces)
+
+
+@torch.no_grad()
+def rehearse(alg: Algorithm, task: Task, few: Cohort) -> int:
+    """Bytes that these clients take together, from the live memory of traced steps. Every function of the method is
+    called, so that whatever cannot be stacked shows here."""
+    stacked = Stacked(alg, task, Plan("stacked", "eager", chunk=len(few)))
     work = start = stacked.begin(few)
     most = 0
     for kind in ("adapt", "train"):
         work = start
         for phase in stacked.phases[kind]:
             work = stacked.enter(phase, work, few)
-            timetable = schedule.build(task, phase, seed, few.ids, few.t, np.ones(len(few), dtype=np.int64))
+            stacked.epochs(phase, work, few)
+            if phase.until is not None:
+                vmap(phase.until)(work)
+            timetable = _schedule(task, phase, few, 1)
             tables = timetable.window(task, np.arange(len(few)), np.arange(1))
             sides, shared = flat_rest(few)
             inputs = [*(v[0] for v in tables), *tree_flatten(work)[0], *sides, *shared, task.data.x, task.data.y]
             most = max(most, peak_bytes(trace(StackedStep(task, phase, work, few), inputs)))
-    stacked.finish(work, few)
-    state = STATE_COPIES * (size_bytes(work) + size_bytes(few.own))
-    fit = max(1, int(MEMORY_SHARE * free_memory(task.data.device) / ((state + most) / len(few))))
-    pieces = -(-len(cohort) // fit)
-    return -(-len(cohort) // pieces)
+    stacked.report(work, few)
+    _, _, model = stacked.finish(work, few)
+    x = task.data.prepare(task.data.x[task.data.splits["train"].flat[:1]])
+    vmap(lambda mine: alg.logits(task, mine, x))(model)
+    state = STATE_COPIES * (size_bytes(work) + size_bytes(few.own)) + PARTS_COPIES * size_bytes(few.parts)
+    return state + most
 
 
 def _seconds(f: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
@@ -144,13 +156,18 @@ def _epochs(phase: Phase) -> int:
     return phase.epochs if isinstance(phase.epochs, int) else 1
 
 
+def _schedule(task: Task, phase: Phase, cohort: Cohort, epochs: int) -> schedule.Schedule:
+    passes = np.full(len(cohort), epochs)
+    return schedule.build(task, phase, cohort.seeds, cohort.ids, cohort.t, passes, run=cohort.run)
+
+
 @torch.no_grad()
-def _scoring(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -> Mode:
+def _scoring(alg: Algorithm, task: Task, cohort: Cohort) -> Mode:
     """Stacked where a client's test samples take little longer than one of them, so that overhead is what is saved."""
-    executor = PerClient(alg, task, seed)
+    executor = PerClient(alg, task)
     sizes = task.data.splits["test"].sizes[cohort.ids]
     middle = int(np.argsort(sizes)[len(sizes) // 2])
-    down, _, info, work = executor.start(cohort, middle)
+    down, _, info, work = executor.start(cohort.rows(np.array([middle])), 0)
     predict = partial(alg.logits, task, alg.model(task, work, down, info))
     rows = task.data.splits["test"][int(cohort.ids[middle])]
     one, all_ = (_seconds(partial(score_client, task, predict, r), task.data.device) for r in (rows[:1], rows))
@@ -158,17 +175,17 @@ def _scoring(alg: Algorithm, task: Task, seed: int, cohort: Cohort) -> Mode:
 
 
 @torch.no_grad()
-def _measure_per_client(alg: Algorithm, task: Task, seed: int, cohort: Cohort, evaluated: int) -> Option:
+def _measure_per_client(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int) -> Option:
     """Times a few steps of the largest client."""
-    executor = PerClient(alg, task, seed)
+    executor = PerClient(alg, task)
     largest = int(np.argmax(task.data.splits["train"].sizes[cohort.ids]))
-    down, _, info, start = executor.start(cohort, largest)
+    down, _, info, start = executor.start(cohort.rows(np.array([largest])), 0)
     total, work = 0.0, start
     for kind, index, phase in _all_phases(alg, task):
         work = work if index else start
         if phase.enter is not None:
             work = phase.enter(task, work, down, info)
-        timetable = schedule.build(task, phase, seed, cohort.ids, cohort.t, np.full(len(cohort), _epochs(phase)))
+        timetable = _schedule(task, phase, cohort, _epochs(phase))
         batches = list(itertools.islice(timetable.batches(task, largest), 5))
 
         def steps(phase: Phase = phase, work: Tree = work, batches: list[Batch] = batches) -> None:
@@ -182,10 +199,10 @@ def _measure_per_client(alg: Algorithm, task: Task, seed: int, cohort: Cohort, e
 
 
 @torch.no_grad()
-def _measure_stacked(alg: Algorithm, task: Task, seed: int, cohort: Cohort, evaluated: int, plan: Plan) -> Option:
+def _measure_stacked(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, plan: Plan) -> Option:
     """Times the largest and the smallest prefix and draws a line between them; the cohort's own schedule says how often
     each size runs."""
-    executor = Stacked(alg, task, seed, plan)
+    executor = Stacked(alg, task, plan)
     sizes = task.data.splits["train"].sizes[cohort.ids]
     some = cohort.rows(np.argsort(-sizes, kind="stable")[: plan.chunk])
     work = start = executor.begin(some)
@@ -193,7 +210,7 @@ def _measure_stacked(alg: Algorithm, task: Task, seed: int, cohort: Cohort, eval
     total = once = 0.0
     for kind, index, phase in _all_phases(alg, task):
         work = executor.enter(phase, work if index else start, some)
-        timetable = schedule.build(task, phase, seed, some.ids, some.t, np.full(len(some), _epochs(phase)))
+        timetable = _schedule(task, phase, some, _epochs(phase))
         steps = np.sort(timetable.steps)[::-1]
         if not steps[0]:
             continue

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,7 +23,8 @@ Scores = dict[str, Tensor]  # split -> (correct, summed loss, samples) per clien
 
 @dataclass(frozen=True)
 class Cohort:
-    """Clients that do the same thing in the same round. Everything but `shared` has a row per client."""
+    """Clients that do the same thing in the same round, of one run or of several. Everything but `shared` and `by_run`
+    has a row per client."""
 
     ids: np.ndarray
     t: int
@@ -32,6 +33,9 @@ class Cohort:
     own: Tree  # private state
     stats: Tree  # running statistics, by slot
     info: Info
+    seeds: np.ndarray  # of each client's run; objects, since a seed may have any size
+    run: np.ndarray  # which of several runs
+    by_run: Mapping[int, Tree] = field(default_factory=dict)  # what all clients of a run share, where there are several
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -39,7 +43,16 @@ class Cohort:
     def rows(self, index: np.ndarray) -> Cohort:
         pick = torch.from_numpy(index).to(self.info.n.device)
         parts, own, stats, info = (take(v, pick) for v in (self.parts, self.own, self.stats, self.info))
-        return Cohort(self.ids[index], self.t, self.shared, parts, own, stats, info)
+        run = self.run[index]
+        if self.by_run:
+            parts = {**self._received(run), **parts}
+        return Cohort(self.ids[index], self.t, self.shared, parts, own, stats, info, self.seeds[index], run)
+
+    def _received(self, run: np.ndarray) -> Tree:
+        """What clients of these runs share with others of theirs, a row per client."""
+        which, row = np.unique(run, return_inverse=True)
+        at = torch.from_numpy(row).to(self.info.n.device)
+        return tree_map(lambda *each: torch.stack(each)[at], *(self.by_run[r] for r in which.tolist()))
 
 
 class Outcome(NamedTuple):

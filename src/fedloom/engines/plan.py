@@ -21,6 +21,7 @@ class Plan:
     shrink: float = 0.6  # each prefix size over the next larger one, where a size has a price (a trace, a graph)
     device: str = ""  # kind of device it was made for
     threads: int = 0  # of the processor, where it computes
+    runs: int = 1  # that are stacked together
     reason: str = ""
 
     def prefix(self, active: int) -> int:

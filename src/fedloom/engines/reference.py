@@ -21,12 +21,12 @@ Predict = Callable[[Tensor], Tensor]
 
 
 class PerClient:
-    def __init__(self, alg: Algorithm, task: Task, seed: int, population: Task | None = None) -> None:
+    def __init__(self, alg: Algorithm, task: Task, population: Task | None = None) -> None:
         """`task` is what the method sees, `population` has the clients' samples where it is not the same."""
-        self.alg, self.task, self.seed, self.population = alg, task, seed, population or task
+        self.alg, self.task, self.population = alg, task, population or task
 
     def serving(self, population: Task) -> PerClient:
-        return PerClient(self.alg, self.task, self.seed, population)
+        return PerClient(self.alg, self.task, population)
 
     @torch.no_grad()
     def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
@@ -34,7 +34,7 @@ class PerClient:
         for j in range(len(cohort)):
             down, own, info, work = self.start(cohort, j)
             for phase in self.alg.phases(self.task):
-                work = self._pass(phase, work, down, info, int(cohort.ids[j]), cohort.t)
+                work = self._pass(phase, work, down, info, cohort, j)
             report = self.alg.report(self.task, work, down, info)
             kept, up = self.alg.finish(self.task, work, down, own, info)
             trained = info._replace(first=torch.zeros_like(info.first))
@@ -49,7 +49,7 @@ class PerClient:
         for j, i in enumerate(cohort.ids):
             down, _, info, work = self.start(cohort, j)
             for phase in self.alg.adapt(self.task):
-                work = self._pass(phase, work, down, info, int(i), cohort.t)
+                work = self._pass(phase, work, down, info, cohort, j)
             model = self.alg.model(self.task, work, down, info)
             rows.append(self._score(self._personal(model), int(i), splits))
         return stack(rows)
@@ -68,14 +68,15 @@ class PerClient:
         work = put_stats(self.alg.begin(self.task, down, own, info), take(cohort.stats, j))
         return down, own, info, work
 
-    def _pass(self, phase: Phase, work: Tree, down: Tree, info: Info, i: int, t: int) -> Tree:
+    def _pass(self, phase: Phase, work: Tree, down: Tree, info: Info, cohort: Cohort, j: int) -> Tree:
+        seeds, ids, t, run = cohort.seeds[j : j + 1], cohort.ids[j : j + 1], cohort.t, cohort.run[j : j + 1]
         if phase.enter is not None:
             work = phase.enter(self.task, work, down, info)
         epochs = phase.epochs if isinstance(phase.epochs, int) else int(phase.epochs(self.task, work, info))
         # all epochs at once, or one by one where a condition is asked in between
         spans = [(0, epochs)] if phase.until is None else [(e, 1) for e in range(epochs)]
         for first, count in spans:
-            timetable = schedule.build(self.population, phase, self.seed, np.array([i]), t, np.array([count]), first)
+            timetable = schedule.build(self.population, phase, seeds, ids, t, np.array([count]), first, run)
             for batch in timetable.batches(self.task, 0):
                 work = phase.step(self.task, work, batch, down, info)
             if phase.until is not None and bool(phase.until(work)):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from fedloom.core.task import Task
 from fedloom.core.tree import Tree, leaves, mean, size_bytes, take, tree_map
 from fedloom.engines.choose import choose, make_executor
 from fedloom.engines.cohort import Cohort, Executor, Scores, global_slot, keep_stats, make_info, score_client
+from fedloom.engines.lockstep import CLOCK, Request, Steps, lockstep
 from fedloom.engines.plan import Plan
 from fedloom.engines.store import Fresh, MemoryStore, Snapshot, Store
 
@@ -68,17 +68,19 @@ class Rounds:
         task: Task,
         seed: int,
         engine: Engine = "vectorized",
-        plan: Plan | str = "auto",
+        plan: Plan | str | None = "auto",
         evaluated: np.ndarray | None = None,
         store: Callable[[Fresh, int], Store] = MemoryStore,
         unseen: np.ndarray | None = None,
         join_rounds: int = 1,
     ) -> None:
         """`evaluated` limits evaluation to some clients, `unseen` to some of those who are held out; `store` makes the
-        place for the clients' private state. Who is held out joins for `join_rounds` rounds when it is evaluated."""
+        place for the clients' private state. Who is held out joins for `join_rounds` rounds when it is evaluated.
+        Without a plan it waits for one (`follow`)."""
         self.everyone = task
         task = replace(task, data=task.data.participants())  # all that a method ever sees
         self.alg, self.task, self.seed, self.join_rounds = alg, task, seed, join_rounds
+        self.number, self.companions = 0, 1  # which of how many runs that go on together
         key = root(seed, "init")
         self.key = key
         self.t = 0
@@ -98,12 +100,20 @@ class Rounds:
         if engine == "reference":
             plan = Plan("per-client", scoring="per-client", reason="reference engine")
         if isinstance(plan, Plan):
-            self.plan, self.executor = plan, make_executor(alg, task, seed, plan)
-        else:
-            first = self._cohort(self.sample(0)[:1] if alg.turns else self.sample(0), 0)
-            self.plan, self.executor = choose(alg, task, seed, first, len(self.evaluated), plan)
-        self.plan = replace(self.plan, device=task.data.device.type, threads=torch.get_num_threads())
-        log.info("Execution plan: %s (%s)", self.plan.mode, self.plan.reason)
+            self.follow(plan, make_executor(alg, task, plan))
+        elif plan is not None:
+            self.follow(*choose(alg, task, self.first_cohort(), len(self.evaluated), plan))
+        if plan is not None:
+            log.info("Execution plan: %s (%s)", self.plan.mode, self.plan.reason)
+
+    def follow(self, plan: Plan, executor: Executor) -> None:
+        self.plan = replace(plan, device=self.task.data.device.type, threads=torch.get_num_threads())
+        self.executor = executor
+
+    def first_cohort(self) -> Cohort:
+        """Such as an executor will be given."""
+        ids = self.sample(0)
+        return self._cohort(ids[:1] if self.alg.turns else ids, 0)
 
     def _fresh(self, ids: np.ndarray) -> Tree:
         """State of clients before their first participation."""
@@ -151,12 +161,23 @@ class Rounds:
         index = torch.from_numpy(ids).to(self.task.data.device)
         shared, parts = self.alg.download(self.task, server, index, t, self.key)
         info = make_info(self.everyone, self.seed, ids, t, first)
-        return Cohort(ids, t, {**self.constants, **shared}, parts, rows["own"], rows["stats"], info)
+        seeds, run = np.full(len(ids), self.seed, dtype=object), np.full(len(ids), self.number)
+        return Cohort(ids, t, {**self.constants, **shared}, parts, rows["own"], rows["stats"], info, seeds, run)
 
     @torch.no_grad()
     def advance(self, evaluate: bool = True, cohort: np.ndarray | None = None) -> Round:
         """One round of training (of the sampled clients, or of a given cohort), then scores."""
-        start = time.perf_counter()
+        return self._alone(self.steps(evaluate, cohort))
+
+    def _alone(self, steps: Steps) -> Any:
+        return lockstep([steps], lambda _, requests: [self.answer(request) for request in requests])[0]
+
+    def answer(self, request: Request) -> Any:
+        return request.carry_out(self.executor.serving(self.everyone) if request.newcomers else self.executor)
+
+    def steps(self, evaluate: bool = True, cohort: np.ndarray | None = None) -> Steps:
+        """`advance`, for somebody who answers what it asks for."""
+        start = yield CLOCK
         t, ids = self.t, self.sample(self.t) if cohort is None else np.sort(np.asarray(cohort, dtype=np.int64))
         turns = [ids[j : j + 1] for j in range(len(ids))] if self.alg.turns else [ids]
         down = up = 0
@@ -165,7 +186,7 @@ class Rounds:
         # between evaluations PM_post matters only for clients that may not train again before the next one
         splits = ("val", "test") if evaluate or len(ids) < self.task.clients else ()
         for turn in turns:
-            d, u, report, kept = self._train(turn, t, splits)
+            d, u, report, kept = yield from self._train(turn, t, splits)
             down, up = down + d, up + u
             told.append(report)
             stats.append(kept)
@@ -176,22 +197,20 @@ class Rounds:
         reports = {name: np.concatenate([one[name] for one in told]) for name in told[0] if told[0][name].ndim}
         server_report = {name: float(value) for name, value in told[-1].items() if not value.ndim}
         self.t = t + 1
-        trained = time.perf_counter()
-        scores, server = self.evaluate() if evaluate else ({}, None)
-        unseen_scores = self.evaluate_unseen() if evaluate and len(self.unseen) else {}
-        now = time.perf_counter()
+        trained = yield CLOCK
+        scores, server = (yield from self._evaluation()) if evaluate else ({}, None)
+        unseen_scores = (yield from self._joining()) if evaluate and len(self.unseen) else {}
+        now = yield CLOCK
         return Round(
             t, ids, self.evaluated, scores, server, self.unseen, unseen_scores, reports, server_report, down, up,
             trained - start, now - trained,
         )  # fmt: skip
 
-    def _train(
-        self, ids: np.ndarray, t: int, splits: tuple[str, ...]
-    ) -> tuple[int, int, dict[str, np.ndarray], tuple[np.ndarray, Tree]]:
+    def _train(self, ids: np.ndarray, t: int, splits: tuple[str, ...]) -> Steps:
         """Bytes sent down and up, the numbers that clients and server report, and the running statistics of those who
         did not diverge."""
         cohort = self._cohort(ids, t)
-        done = self.executor.train(cohort, splits)
+        done = yield Request("train", cohort, splits)
         self.store.write(ids, {"own": done.own, "stats": done.stats})
         self._remember(ids, done.scores)
         sound = self._sound(done.up, ids, t)
@@ -234,25 +253,29 @@ class Rounds:
     @torch.no_grad()
     def evaluate(self) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray | None]:
         """Scores of the clients' models at the start of the next round: view -> split -> (clients, 3)."""
+        return self._alone(self._evaluation())
+
+    def _evaluation(self) -> Steps:
         params = self.alg.global_model(self.task, self.server)
-        blocks = _blocks(self.evaluated, self._cohort(self.evaluated[:1], self.t))
-        scored = [self._evaluate(block, params) for block in blocks]
+        scored = []
+        for block in self._blocks(self.evaluated, self._cohort(self.evaluated[:1], self.t)):
+            scored.append((yield from self._evaluate(block, params)))
         found = tree_map(lambda *rows: np.concatenate(rows), *scored)
         # a client that never trained has no PM_post: it is served by what it would start from
         if self.post:
             found["post"] = {s: np.where(np.isnan(rows), found["pre"][s], rows) for s, rows in self.post.items()}
         return found, self._score_server(params)
 
-    def _evaluate(self, ids: np.ndarray, params: Params | None) -> dict[str, dict[str, np.ndarray]]:
+    def _evaluate(self, ids: np.ndarray, params: Params | None) -> Steps:
         cohort = self._cohort(ids, self.t)
         found: dict[str, dict[str, np.ndarray]] = {}
         if params is not None:
             splits = ("train", "val", "test") if self.alg.pre_is_global else ("val", "test")
-            found["global"] = _numpy(self.executor.score_global(params, cohort, splits))
+            found["global"] = _numpy((yield Request("score_global", cohort, splits, params)))
         if self.alg.pre_is_global:
             found["pre"] = found["global"]
         else:
-            found["pre"] = _numpy(self.executor.score_personal(cohort, ("train", "val", "test")))
+            found["pre"] = _numpy((yield Request("score_personal", cohort, ("train", "val", "test"))))
         return found
 
     @torch.no_grad()
@@ -260,21 +283,24 @@ class Rounds:
         """Scores, on test data, of clients that never took part: the model they are given when they come (`new`), and
         what they have after taking part in `join_rounds` rounds (`joined`). Each joins as if it came alone: the server
         learns nothing from it but what it keeps for this client, and nothing of it stays."""
+        return self._alone(self._joining())
+
+    def _joining(self) -> Steps:
         server = self._admitted()
-        blocks = _blocks(self.unseen, self._newcomers(server, self.unseen[:1]))
-        executor = self.executor.serving(self.everyone)
-        found = [self._join(executor, server, block) for block in blocks]
+        found = []
+        for block in self._blocks(self.unseen, self._newcomers(server, self.unseen[:1])):
+            found.append((yield from self._join(server, block)))
         return _numpy({view: torch.cat([one[view] for one in found]) for view in found[0]})
 
-    def _join(self, executor: Executor, server: Tree, ids: np.ndarray) -> Scores:
+    def _join(self, server: Tree, ids: np.ndarray) -> Steps:
         cohort = self._newcomers(server, ids)
-        found = {"new": executor.score_personal(cohort, ("test",))["test"]}
-        done = executor.train(cohort, ("test",))
+        found = {"new": (yield Request("score_personal", cohort, ("test",), newcomers=True))["test"]}
+        done = yield Request("train", cohort, ("test",), newcomers=True)
         for _ in range(self.join_rounds - 1):
             server = self.alg.welcome(self.task, server, done.up, cohort.info, cohort.t, self.key)
             rows = {"own": done.own, "stats": done.stats}
             cohort = self._meeting(server, ids, cohort.t + 1, rows, torch.zeros(len(ids), dtype=torch.bool))
-            done = executor.train(cohort, ("test",))
+            done = yield Request("train", cohort, ("test",), newcomers=True)
         return {**found, "joined": done.scores["test"]}
 
     def _newcomers(self, server: Tree, ids: np.ndarray) -> Cohort:
@@ -296,6 +322,11 @@ class Rounds:
                 "give the method a function 'admit', or set holdout_clients=0."
             ) from None
 
+    def _blocks(self, ids: np.ndarray, one: Cohort) -> list[np.ndarray]:
+        """Clients in pieces that fit memory together with those of other runs; `one` is the state of one of them."""
+        some = min(EVAL_CLIENTS, EVAL_BYTES // max(1, size_bytes((one.parts, one.own, one.stats)))) // self.companions
+        return np.array_split(ids, -(-len(ids) // max(1, some)))
+
     def _score_server(self, params: Tree | None) -> np.ndarray | None:
         found = self.alg.score_server(self.task, self.server, self.server_stats, self.key)
         rows = self.alg.server_test(self.task)
@@ -303,12 +334,6 @@ class Rounds:
             slot = global_slot(self.alg, self.task, params, self.server_stats)
             found = score_client(self.task, lambda x: self.task.predict(slot, x).logits, rows)
         return None if found is None else found.double().cpu().numpy()
-
-
-def _blocks(ids: np.ndarray, one: Cohort) -> list[np.ndarray]:
-    """Clients in pieces that fit memory; `one` is the state of one of them."""
-    some = min(EVAL_CLIENTS, max(1, EVAL_BYTES // max(1, size_bytes((one.parts, one.own, one.stats)))))
-    return np.array_split(ids, -(-len(ids) // some))
 
 
 def _repeated(tree: Tree, rows: int) -> Tree:

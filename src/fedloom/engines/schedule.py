@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedloom.core.contract import Batch, Draw, Phase
 from fedloom.core.errors import UserError
-from fedloom.core.keys import fold, permutations, root
+from fedloom.core.keys import fold, permutations, roots
 from fedloom.core.task import Task
 
 AHEAD = 256  # steps of one client that are worked out at once
@@ -135,11 +135,20 @@ def batches_per_epoch(task: Task, phase: Phase, n: np.ndarray) -> np.ndarray:
 
 
 def build(
-    task: Task, phase: Phase, seed: int, ids: np.ndarray, t: int, epochs: np.ndarray, first_epoch: int = 0
+    task: Task,
+    phase: Phase,
+    seeds: np.ndarray | int,
+    ids: np.ndarray,
+    t: int,
+    epochs: np.ndarray,
+    first_epoch: int = 0,
+    run: np.ndarray | int = 0,
 ) -> Schedule:
-    """The schedule of one phase for the clients `ids`, client j passing `epochs[j]` times over its samples."""
+    """The schedule of one phase for the clients `ids`, client j passing `epochs[j]` times over its samples, in the run
+    `run[j]`, which has the seed `seeds[j]`."""
     device = task.data.device
-    base, starts, n = _selected(task, phase, seed, ids, t)
+    seeds, run = np.broadcast_to(np.asarray(seeds, dtype=object), ids.shape), np.broadcast_to(run, ids.shape)
+    base, starts, n = _selected(task, phase, seeds, ids, t, run)
     per_epoch = batches_per_epoch(task, phase, n)
     if phase.steps is None:
         steps = epochs * per_epoch
@@ -151,9 +160,8 @@ def build(
     sizes = torch.from_numpy(n[client]).to(device)
     who = torch.from_numpy(ids).to(device)
     if phase.shuffle:
-        keys = fold(
-            fold(root(seed, "batch"), who, t)[torch.from_numpy(client).to(device)], torch.from_numpy(epoch).to(device)
-        )
+        keys = fold(roots(seeds, "batch", device), who, t)[torch.from_numpy(client).to(device)]
+        keys = fold(keys, torch.from_numpy(epoch).to(device))
         position = permutations(keys, sizes)
     else:
         position = torch.arange(int(sizes.sum()), device=device) - torch.repeat_interleave(
@@ -167,14 +175,16 @@ def build(
         n=n,
         offset=np.cumsum(visits) - visits,
         order=order if len(order) else torch.zeros(1, dtype=torch.int64, device=device),
-        noise=fold(root(seed, "noise"), who, t),
+        noise=fold(roots(seeds, "noise", device), who, t),
         batch=phase.batch or task.batch_size,
         group=phase.group,
         first_epoch=first_epoch,
     )
 
 
-def _selected(task: Task, phase: Phase, seed: int, ids: np.ndarray, t: int) -> tuple[Tensor, np.ndarray, np.ndarray]:
+def _selected(
+    task: Task, phase: Phase, seeds: np.ndarray, ids: np.ndarray, t: int, run: np.ndarray
+) -> tuple[Tensor, np.ndarray, np.ndarray]:
     """Rows of the pool that the phase passes over: flat rows, where each client's begin, how many it has."""
     if isinstance(phase.select, str):
         split = task.data.splits.get(phase.select)
@@ -182,7 +192,8 @@ def _selected(task: Task, phase: Phase, seed: int, ids: np.ndarray, t: int) -> t
             raise UserError(f"There is no split '{phase.select}'; known: {', '.join(task.data.splits)}.")
         return split.flat, split.starts[ids], split.sizes[ids]
     train = task.data.splits["train"]
-    chosen = [np.asarray(phase.select(int(train.sizes[i]), Draw(seed, int(i), t)), dtype=np.int64) for i in ids]
+    draws = [Draw(seed, int(i), t, int(r)) for seed, i, r in zip(seeds, ids, run, strict=True)]
+    chosen = [np.asarray(phase.select(int(train.sizes[draw.i]), draw), dtype=np.int64) for draw in draws]
     sizes = np.array([len(c) for c in chosen], dtype=np.int64)
     positions = np.concatenate([train.starts[i] + c for i, c in zip(ids, chosen, strict=True)])
     return train.flat[torch.from_numpy(positions).to(train.flat.device)], np.cumsum(sizes) - sizes, sizes

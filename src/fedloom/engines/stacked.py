@@ -42,8 +42,8 @@ Where = tuple[str, int]  # which phase: of training or of adaptation, and its in
 
 
 class Stacked:
-    def __init__(self, alg: Algorithm, task: Task, seed: int, plan: Plan) -> None:
-        self.alg, self.task, self.seed, self.plan = alg, task, seed, plan
+    def __init__(self, alg: Algorithm, task: Task, plan: Plan) -> None:
+        self.alg, self.task, self.plan = alg, task, plan
         self.population = task  # has the clients' samples; `task` is what the method sees
         self.phases = {"train": alg.phases(task), "adapt": alg.adapt(task)}
         self.runners: dict[Where, Runner] = {}
@@ -77,7 +77,8 @@ class Stacked:
         cohort's order, on which they do not depend."""
         sizes = self.population.data.splits["train"].sizes[cohort.ids]
         pieces = -(-len(cohort) // self.plan.chunk)
-        groups = [g[np.argsort(-sizes[g], kind="stable")] for g in np.array_split(np.argsort(cohort.ids), pieces)]
+        chunks = np.array_split(np.argsort(cohort.ids, kind="stable"), pieces)
+        groups = [chunk[np.argsort(-sizes[chunk], kind="stable")] for chunk in chunks]
         done = [job(cohort.rows(group)) for group in groups]
         back = torch.from_numpy(np.argsort(np.concatenate(groups))).to(self.task.data.device)
         return tree_map(lambda *rows: torch.cat(rows)[back], *done)
@@ -88,7 +89,7 @@ class Stacked:
         work = self.begin(cohort)
         for index, phase in enumerate(self.phases["train"]):
             work = self.run_phase(("train", index), phase, work, cohort)
-        report = self._each(self.alg.report, cohort, work, cohort.info)
+        report = self.report(work, cohort)
         own, up, model = self.finish(work, cohort)
         scores = {s: self._score(model, cohort, s, self._logits) for s in splits}
         return Outcome(own, up, keep_stats(work), report, scores)
@@ -114,6 +115,9 @@ class Stacked:
 
         return _solid(vmap(one)(work, cohort.parts, *rest))
 
+    def report(self, work: Tree, cohort: Cohort) -> Tree:
+        return self._each(self.alg.report, cohort, work, cohort.info)
+
     def finish(self, work: Tree, cohort: Cohort) -> tuple[Tree, Tree, Any]:
         """What is kept, what is sent, and PM_post."""
         own, up = self._each(self.alg.finish, cohort, work, cohort.own, cohort.info)
@@ -123,29 +127,34 @@ class Stacked:
     def enter(self, phase: Phase, work: Tree, cohort: Cohort) -> Tree:
         return work if phase.enter is None else self._each(phase.enter, cohort, work, cohort.info)
 
+    def epochs(self, phase: Phase, work: Tree, cohort: Cohort) -> np.ndarray:
+        decide = phase.epochs
+        if isinstance(decide, int):
+            return np.full(len(cohort), decide)
+        return vmap(lambda work, info: decide(self.task, work, info))(work, cohort.info).long().cpu().numpy()
+
     def run_phase(self, where: Where, phase: Phase, work: Tree, cohort: Cohort) -> Tree:
         task, work = self.task, self.enter(phase, work, cohort)
-        if isinstance(phase.epochs, int):
-            epochs = np.full(len(cohort), phase.epochs)
-        else:
-            decide = phase.epochs
-            epochs = vmap(lambda work, info: decide(task, work, info))(work, cohort.info).long().cpu().numpy()
+        epochs = self.epochs(phase, work, cohort)
         if phase.until is None:
-            timetable = schedule.build(self.population, phase, self.seed, cohort.ids, cohort.t, epochs)
-            return self._run(where, phase, work, cohort, timetable)
+            return self._run(where, phase, work, cohort, self._schedule(phase, cohort, epochs))
         epoch, going = 0, epochs > 0
         while going.any():
             some = np.flatnonzero(going)
             index = torch.from_numpy(some).to(task.data.device)
             few = cohort.rows(some)
-            ones = np.ones_like(some)
-            timetable = schedule.build(self.population, phase, self.seed, few.ids, few.t, ones, first_epoch=epoch)
+            timetable = self._schedule(phase, few, np.ones_like(some), epoch)
             rows = self._run(where, phase, take(work, index), few, timetable)
             work = tree_map(lambda mine, new: mine.index_copy(0, index, new), work, rows)  # noqa: B023
             epoch += 1
             going[some[vmap(phase.until)(rows).cpu().numpy()]] = False
             going &= epochs > epoch
         return work
+
+    def _schedule(self, phase: Phase, cohort: Cohort, epochs: np.ndarray, first_epoch: int = 0) -> Schedule:
+        return schedule.build(
+            self.population, phase, cohort.seeds, cohort.ids, cohort.t, epochs, first_epoch, cohort.run
+        )
 
     def _run(self, where: Where, phase: Phase, work: Tree, cohort: Cohort, timetable: Schedule) -> Tree:
         order = np.argsort(-timetable.steps, kind="stable")
