@@ -53,7 +53,9 @@ class Settings:
     eval_clients: int | None = setting(None, "evaluate a fixed random sample of so many clients, not all", low=1)
     holdout_clients: float = setting(0.0, "share (or number, from 1 on) of the clients kept out of training", low=0)
     join_rounds: int = setting(1, "rounds in which a held-out client takes part to be counted as joined", low=1)
-    dtype: Literal["float32", "float64"] = setting("float32", "precision")
+    dtype: Literal["float32", "float64", "tf32", "bf16"] = setting(
+        "float32", "precision; tf32 and bf16 round inside products, of float32, to be faster on a GPU"
+    )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     deterministic: bool = setting(False, "on a GPU, use only algorithms that give the same bits every time")
     engine: Literal["vectorized", "reference"] = setting("vectorized", "who runs the clients")

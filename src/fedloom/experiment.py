@@ -63,6 +63,8 @@ def make_data(config: Config) -> Federation:
     """Load and divide the data, on the device."""
     s = config.settings
     device, dtype = find_device(s.device), torch.float64 if s.dtype == "float64" else torch.float32
+    if s.dtype == "tf32" and device.type != "cuda":
+        raise UserError("dtype=tf32 is a format of NVIDIA GPUs, but this run is on the CPU; use dtype=float32.")
     notes: tuple[str, ...] = ()
     if isinstance(config.dataset, Federation):
         data = config.dataset
@@ -102,12 +104,12 @@ def _network(config: Config, data: Federation) -> Network:
     if len(sample) == 1:
         sample = torch.cat([sample, sample])
     shape, classes, vocab = tuple(sample.shape[1:]), data.classes, data.token_ids()
-    model = config.model
+    model, half = config.model, config.settings.dtype == "bf16"
     if isinstance(model, nn.Module):  # its values are where everybody starts, whatever the seed
-        return Network(lambda: copy.deepcopy(model), config.head, sample, data.dtype)
+        return Network(lambda: copy.deepcopy(model), config.head, sample, data.dtype, half)
     if isinstance(model, Model):
-        return Network(lambda: model.build(shape, classes, vocab), "head", sample, data.dtype)
-    return Network(model, config.head, sample, data.dtype)
+        return Network(lambda: model.build(shape, classes, vocab), "head", sample, data.dtype, half)
+    return Network(model, config.head, sample, data.dtype, half)
 
 
 def check(alg: Algorithm, task: Task) -> None:
@@ -284,7 +286,7 @@ def execute(
         raise UserError("store=disk keeps the clients' state in the folder of the run; give it one with out.")
     if directory is not None and directory.check(describe(config), resume):
         return load(directory.path)
-    with _deterministic(config.settings.deterministic):
+    with _deterministic(config.settings.deterministic), _precise(config.settings.dtype):
         task = make_task(config, data)
         if directory is None:
             return _advance(config, task, None, plan, on_round)
@@ -347,6 +349,20 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _precise(dtype: str) -> Iterator[None]:
+    """Products of float32 are what they are called, unless less is asked for."""
+    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [place.allow_tf32 for place in places]
+    try:
+        for place in places:
+            place.allow_tf32 = dtype in ("tf32", "bf16")
+        yield
+    finally:
+        for place, allowed in zip(places, before, strict=True):
+            place.allow_tf32 = allowed
 
 
 @contextmanager

@@ -28,7 +28,7 @@ SETTINGS = {
     "eval_clients": "evaluate a fixed sample of so many clients [all]",
     "holdout_clients": "keep a share of the clients (or their number) out of training [0]",
     "device": "auto, cpu, cuda or cuda:N [auto]",
-    "dtype": "float32 or float64 [float32]",
+    "dtype": "float32, float64, tf32 or bf16 [float32]",
     "engine": "vectorized or reference [vectorized]",
     "plan": "auto, stacked, stacked-eager or per-client [auto]",
     "store": "private state of clients: auto, memory or disk [auto]",

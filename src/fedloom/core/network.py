@@ -8,7 +8,7 @@ its new running statistics; dropout draws from a key; the head is a named submod
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -68,7 +68,8 @@ class KeyedDropout(nn.Module):
         if not now.train or now.key is None or self.p == 0:
             return x
         now.draws += 1
-        kept = uniform(fold(now.key, now.draws), tuple(x.shape), x.dtype) >= self.p
+        exact = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+        kept = uniform(fold(now.key, now.draws), tuple(x.shape), exact) >= self.p
         return x * kept / ((1 - self.p) or 1)  # p = 1 keeps nothing
 
 
@@ -87,7 +88,7 @@ class MaskedBatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        now = _current.now
+        now, x = _current.now, x.to(self.running_mean.dtype)
         channel = (1, -1, *[1] * (x.dim() - 2))
         if now.train:
             dims = [0, *range(2, x.dim())]
@@ -131,11 +132,17 @@ class Network:
     """Pure functions for one architecture. `make` builds the module anew, so that every seed has its initial values."""
 
     def __init__(
-        self, make: Callable[[], nn.Module], head: str, sample: Tensor, dtype: torch.dtype | None = None
+        self,
+        make: Callable[[], nn.Module],
+        head: str,
+        sample: Tensor,
+        dtype: torch.dtype | None = None,
+        half: bool = False,
     ) -> None:
         """`sample` is a small batch as the model gets it, on the device where it will run; `dtype` is for inputs that
-        are no floats."""
+        are no floats. `half` computes in bfloat16 what suffers little from it, as torch's autocast says."""
         dtype = dtype or sample.dtype
+        self.half = half
         self._make, self._initial = make, dict[int, Params]()
         self._device, self._dtype = sample.device, dtype
         with torch.random.fork_rng(devices=[]):  # nobody else's random numbers change
@@ -178,15 +185,18 @@ class Network:
         mask: Tensor | None = None,
         key: Tensor | None = None,
     ) -> Output:
-        with _forward(_Pass(train, mask, key)) as now:
+        with _forward(_Pass(train, mask, key)) as now, self._rounding():
             features = self._body(params, buffers, x)
             logits = self._head(params, buffers, features)
-        return Output(logits, features, {**buffers, **now.updates})
+        return Output(logits.to(self._dtype), features.to(self._dtype), {**buffers, **now.updates})
 
     def apply_head(self, params: Params, buffers: Params, features: Tensor) -> Tensor:
         """The head alone, in evaluation mode, for methods that transform the features first."""
-        with _forward(_Pass(train=False)):
-            return self._head(params, buffers, features)
+        with _forward(_Pass(train=False)), self._rounding():
+            return self._head(params, buffers, features).to(self._dtype)
+
+    def _rounding(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self._device.type, torch.bfloat16) if self.half else nullcontext()
 
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)

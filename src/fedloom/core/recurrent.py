@@ -40,6 +40,9 @@ class Recurrent(nn.Module):
             self.register_parameter(key, p)
 
     def forward(self, x: Tensor, given: Any = None) -> tuple[Tensor, Any]:
+        if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type):  # rounding adds up over the steps
+            with torch.autocast(x.device.type, enabled=False):
+                return self(x.to(next(self.parameters()).dtype), given)
         if not isinstance(x, Tensor) or x.dim() != 3:
             raise UserError(f"The model's '{self.name}' must be given batches of padded sequences, a tensor of rank 3.")
         x = x.transpose(0, 1) if self.batch_first else x

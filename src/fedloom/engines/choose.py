@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,12 +26,16 @@ from fedloom.engines.reference import PerClient
 from fedloom.engines.runners import Runner, StackedStep, flat_rest
 from fedloom.engines.stacked import Stacked
 from fedloom.engines.trace import peak_bytes, trace
+from fedloom.kernels.convolution import Case, Way, convolutions
+from fedloom.kernels.tune import fastest
 
 log = logging.getLogger("fedloom")
 
 MEMORY_SHARE = 0.5  # of what is free now, for a chunk
 MARGIN = 0.9  # stacking takes more memory: it must save a tenth of the time
 STATE_COPIES = 6  # work, its result, what is kept, what is sent, one more of each while they change hands
+COMPILE = 120.0  # seconds of captured steps from which on the compiler is tried
+SHRINKS = (0.6, 0.7, 0.8, 0.9)
 PARTS_COPIES = 2  # as they came, and where a step reads them
 
 
@@ -65,9 +71,15 @@ def choose(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: st
 def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str) -> Option:
     captured = task.data.device.type == "cuda"
     replay: Replay = "captured" if captured else "traced"
-    chunk = _chunk(alg, task, cohort)
+    seen: dict[str, Case] = {}
+    own = captured and task.dtype == torch.float32 and find_spec("triton") is not None
+    with convolutions(None, seen):
+        chunk = _chunk(alg, task, cohort, {} if own else None)
+    rounded = torch.bfloat16 if task.network.half else torch.float32
+    ways = fastest(seen.values(), chunk, task.data.device, rounded) if seen else None
     if force != "auto":
-        plan = Plan("stacked", "eager" if force == "stacked-eager" else replay, chunk=chunk, reason="asked for")
+        replay = "eager" if force == "stacked-eager" else replay
+        plan = Plan("stacked", replay, chunk=chunk, convolutions=ways, reason="asked for")
         return Option(plan, make_executor(alg, task, plan), 0.0)
     alone = _measure_per_client(alg, task, cohort, evaluated)
     scoring = _scoring(alg, task, cohort)
@@ -75,7 +87,10 @@ def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str
     if not captured:
         stacked.append(_measure_stacked(alg, task, cohort, evaluated, Plan("stacked", "eager", scoring, chunk)))
     if captured or min(o.seconds for o in (alone, *stacked)) * task.rounds > 2.0:  # below, a trace does not pay
-        stacked.append(_measure_stacked(alg, task, cohort, evaluated, Plan("stacked", replay, scoring, chunk)))
+        plan = Plan("stacked", replay, scoring, chunk, convolutions=ways)
+        stacked.append(_measure_stacked(alg, task, cohort, evaluated, plan))
+        if captured and stacked[-1].seconds * task.rounds > COMPILE:
+            stacked.append(_measure_stacked(alg, task, cohort, evaluated, replace(plan, compiled=True)))
     best = min(stacked, key=lambda o: o.seconds * task.rounds + o.once)
     if best.seconds * task.rounds + best.once > MARGIN * alone.seconds * task.rounds:
         best = alone
@@ -84,23 +99,25 @@ def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str
 
 
 def _label(plan: Plan) -> str:
-    return plan.mode if plan.mode == "per-client" else f"stacked ({plan.replay})"
+    how = "compiled" if plan.compiled else plan.replay
+    return plan.mode if plan.mode == "per-client" else f"stacked ({how})"
 
 
-def _chunk(alg: Algorithm, task: Task, cohort: Cohort) -> int:
+def _chunk(alg: Algorithm, task: Task, cohort: Cohort, ways: dict[str, Way] | None = None) -> int:
     """Clients that fit memory together, by what two of them take."""
     few = cohort.rows(np.arange(min(2, len(cohort))))
-    each = rehearse(alg, task, few) / len(few)
+    each = rehearse(alg, task, few, ways) / len(few)
     fit = max(1, int(MEMORY_SHARE * free_memory(task.data.device) / each))
     pieces = -(-len(cohort) // fit)
     return -(-len(cohort) // pieces)
 
 
 @torch.no_grad()
-def rehearse(alg: Algorithm, task: Task, few: Cohort) -> int:
+def rehearse(alg: Algorithm, task: Task, few: Cohort, ways: dict[str, Way] | None = None) -> int:
     """Bytes that these clients take together, from the live memory of traced steps. Every function of the method is
     called, so that whatever cannot be stacked shows here."""
-    stacked = Stacked(alg, task, Plan("stacked", "eager", chunk=len(few)))
+    plan = Plan("stacked", "eager", chunk=len(few), convolutions=ways)
+    stacked = Stacked(alg, task, plan)
     work = start = stacked.begin(few)
     most = 0
     for kind in ("adapt", "train"):
@@ -114,7 +131,7 @@ def rehearse(alg: Algorithm, task: Task, few: Cohort) -> int:
             tables = timetable.window(task, np.arange(len(few)), np.arange(1))
             sides, shared = flat_rest(few)
             inputs = [*(v[0] for v in tables), *tree_flatten(work)[0], *sides, *shared, task.data.x, task.data.y]
-            most = max(most, peak_bytes(trace(StackedStep(task, phase, work, few), inputs)))
+            most = max(most, peak_bytes(trace(StackedStep(task, phase, work, few, plan), inputs)))
     stacked.report(work, few)
     _, _, model = stacked.finish(work, few)
     x = task.data.prepare(task.data.x[task.data.splits["train"].flat[:1]])
@@ -207,7 +224,7 @@ def _measure_stacked(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int,
     some = cohort.rows(np.argsort(-sizes, kind="stable")[: plan.chunk])
     work = start = executor.begin(some)
     pieces = -(-len(cohort) // plan.chunk)
-    total = once = 0.0
+    found = []
     for kind, index, phase in _all_phases(alg, task):
         work = executor.enter(phase, work if index else start, some)
         timetable = _schedule(task, phase, some, _epochs(phase))
@@ -215,15 +232,35 @@ def _measure_stacked(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int,
         if not steps[0]:
             continue
         active = (steps > np.arange(steps[0])[:, None]).sum(1)
-        prefixes = np.array([plan.prefix(int(a)) for a in active])
         runner = executor.runner((kind, index), phase, work, some)
-        grid = sorted({int(prefixes[0]), int(prefixes[-1])})
+        grid = sorted({plan.prefix(int(active[0])), plan.prefix(int(active[-1]))})
         timed = [_time_prefix(runner, task, timetable, work, some, prefix) for prefix in grid]
-        seconds = float(np.interp(prefixes, grid, [step for _, step in timed]).sum())
-        total += _share(kind, evaluated, cohort) * pieces * seconds
+        found.append(_Timed(_share(kind, evaluated, cohort) * pieces, active, grid, timed))
+    trials = [replace(plan, shrink=shrink) for shrink in (SHRINKS if plan.replay != "eager" else (plan.shrink,))]
+    options = [Option(trial, executor, *_expected(trial, found)) for trial in trials]
+    best = min(options, key=lambda o: o.seconds * task.rounds + o.once)
+    executor.plan = best.plan
+    return best
+
+
+class _Timed(NamedTuple):
+    """What was measured of a phase."""
+
+    times: float  # how often a chunk does it in a round
+    active: np.ndarray  # clients that still have work, by step
+    grid: list[int]  # prefix sizes
+    seconds: list[tuple[float, float]]  # to get one ready, and per step
+
+
+def _expected(plan: Plan, phases: list[_Timed]) -> tuple[float, float]:
+    """Seconds of a round, and once."""
+    total = once = 0.0
+    for phase in phases:
+        prefixes = np.array([plan.prefix(int(a)) for a in phase.active])
+        total += phase.times * float(np.interp(prefixes, phase.grid, [step for _, step in phase.seconds]).sum())
         if plan.replay != "eager":
-            once += float(np.mean([ready for ready, _ in timed])) * len(np.unique(prefixes))
-    return Option(plan, executor, total, once)
+            once += float(np.mean([ready for ready, _ in phase.seconds])) * len(np.unique(prefixes))
+    return total, once
 
 
 def _time_prefix(

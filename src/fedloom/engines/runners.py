@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +15,10 @@ from fedloom.core.contract import Batch, Info, Phase
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
 from fedloom.engines.cohort import Cohort
+from fedloom.engines.plan import Plan
 from fedloom.engines.schedule import Window
-from fedloom.engines.trace import passed_through, trace, used_inputs
+from fedloom.engines.trace import overwrite, passed_through, trace, used_inputs
+from fedloom.kernels.convolution import convolutions
 
 Flat = list[Tensor]
 
@@ -32,8 +35,8 @@ class StackedStep:
     info), what all clients share, and the pool of samples.
     """
 
-    def __init__(self, task: Task, phase: Phase, work: Tree, cohort: Cohort) -> None:
-        self.task, self.phase = task, phase
+    def __init__(self, task: Task, phase: Phase, work: Tree, cohort: Cohort, plan: Plan) -> None:
+        self.task, self.phase, self.ways = task, phase, plan.convolutions
         _, self.work_spec = tree_flatten(work)
         _, self.side_spec = tree_flatten((cohort.parts, cohort.info))
         _, self.shared_spec = tree_flatten(cohort.shared)
@@ -54,7 +57,8 @@ class StackedStep:
             return self.phase.step(self.task, work, batch, down, info)
 
         dims = (0, 0, self.down_dims, 0)
-        leaves, spec = tree_flatten(vmap(one, in_dims=dims)(work, batch, {**shared, **parts}, info))
+        with convolutions(self.ways):
+            leaves, spec = tree_flatten(vmap(one, in_dims=dims)(work, batch, {**shared, **parts}, info))
         if spec != self.work_spec:
             raise TypeError(f"the step of a phase must return work as it got it: {self.work_spec}, not {spec}")
         return [v.contiguous() for v in leaves]  # a trace relies on the layout of its inputs
@@ -96,7 +100,7 @@ class Functional:
             return self.step, [True] * len(window)
         if prefix not in self.programs:
             module = trace(self.step, [*(v[0, :prefix] for v in window), *state, *sides, *self.shared])
-            self.moves = [not same for same in passed_through(module)]
+            self.moves = [not same for same in passed_through(module, len(window))]
             self.programs[prefix] = module.forward, used_inputs(module)[: len(window)]
         return self.programs[prefix]
 
@@ -111,9 +115,10 @@ def _resize(tensors: Flat, rows: int) -> Flat:
 class Captured:
     """CUDA graphs over static memory: a step costs one launch. One graph per prefix size, all over the same state."""
 
-    def __init__(self, step: StackedStep, capacity: int, window_length: int, pool: Any) -> None:
-        self.step, self.capacity, self.window_length, self.pool = step, capacity, window_length, pool
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, GraphModule]] = {}  # a graph reads its program's constants
+    def __init__(self, step: StackedStep, plan: Plan, window_length: int, pool: Any) -> None:
+        self.step, self.capacity, self.compiled = step, plan.chunk, plan.compiled
+        self.window_length, self.pool = window_length, pool
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Any]] = {}  # a graph reads its program's constants
         self.state: Flat = []
         self.moves = [True] * step.state_size
 
@@ -151,32 +156,42 @@ class Captured:
                 mine[: new.shape[0], : new.shape[1]].copy_(new)
             self.loaded = window
 
-    def _capture(self, prefix: int) -> tuple[torch.cuda.CUDAGraph, GraphModule]:
+    def _capture(self, prefix: int) -> tuple[torch.cuda.CUDAGraph, Any]:
         assert self.window is not None
-        data = self.step.task.data
-        rest = [*(v[:prefix] for v in self.sides), *self.shared, data.x, data.y]
-        state = [v[:prefix] for v in self.state]
-        program = trace(self.step, [*(v[0, :prefix] for v in self.window), *state, *rest])
-        used = used_inputs(program)
-        self.moves = [not same for same in passed_through(program)]
+        data, tables = self.step.task.data, len(self.window)
+        sides, state = ([v[:prefix] for v in rows] for rows in (self.sides, self.state))
+        inputs = [*self.window, self.at, *state, *sides, *self.shared, data.x, data.y]
 
-        def step(tables: Sequence[Tensor]) -> Flat:
-            now = [v.index_select(0, self.at)[0, :prefix] if u else v for v, u in zip(tables, used, strict=False)]
-            return list(program(*now, *state, *rest))
+        def step(*flat: Tensor) -> Flat:
+            at = flat[tables]
+            return self.step(*(v.index_select(0, at)[0, :prefix] for v in flat[:tables]), *flat[tables + 1 :])
 
+        program = trace(step, inputs)
+        self.moves = [not same for same in passed_through(program, tables + 1)]
+        overwrite(program, tables + 1, tables)
+        run: Callable[..., Any] = _compiled(program, inputs) if self.compiled else program
+        kept = [v.clone() for v in (self.at, *state)]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):  # libraries set themselves up outside the capture
-                step(self.window)
+                self.at.zero_()
+                run(*inputs)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            for mine, new, moves in zip(state, step(self.window), self.moves, strict=True):
-                if moves:
-                    mine.copy_(new)
-            self.at.add_(1)
-        return graph, program
+            run(*inputs)
+        for mine, old in zip((self.at, *state), kept, strict=True):
+            mine.copy_(old)
+        return graph, run
+
+
+def _compiled(program: GraphModule, inputs: Flat) -> Callable[..., Any]:
+    import torch._inductor as inductor  # takes seconds
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
+        return inductor.compile(program, list(inputs))
 
 
 def _room(like: Tensor, rows: int) -> Tensor:

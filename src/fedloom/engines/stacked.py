@@ -35,6 +35,7 @@ from fedloom.engines.cohort import (
 from fedloom.engines.plan import Plan
 from fedloom.engines.runners import Captured, Functional, Runner, StackedStep, flat_rest
 from fedloom.engines.schedule import Ahead, Schedule
+from fedloom.kernels.convolution import convolutions
 
 WINDOW = 1 << 20  # batch positions that are worked out ahead
 EVAL_ROWS = {"cpu": 1 << 12, "cuda": 1 << 15}  # samples per evaluation step over all clients
@@ -187,10 +188,10 @@ class Stacked:
 
     def runner(self, where: Where, phase: Phase, work: Tree, cohort: Cohort) -> Runner:
         if where not in self.runners:
-            step = StackedStep(self.task, phase, work, cohort)
+            step = StackedStep(self.task, phase, work, cohort, self.plan)
             if self.plan.replay == "captured":
                 length = self._window_length((phase.batch or self.task.batch_size) * phase.group)
-                self.runners[where] = Captured(step, self.plan.chunk, length, self.pool)
+                self.runners[where] = Captured(step, self.plan, length, self.pool)
             else:
                 self.runners[where] = Functional(step, traced=self.plan.replay == "traced")
         return self.runners[where]
@@ -223,7 +224,9 @@ class Stacked:
             own = np.minimum(starts[:prefix, None], len(lists.flat) - 1)  # padding stays within a client's samples
             rows = lists.flat[torch.from_numpy(np.where(valid, own + at, own)).to(data.device)]
             mask = torch.from_numpy(valid).to(data.device, self.task.dtype)
-            total[:prefix] += vmap(one)(take(models, slice(prefix)), data.prepare(data.x[rows]), data.y[rows], mask)
+            with convolutions(self.plan.convolutions):
+                some = vmap(one)(take(models, slice(prefix)), data.prepare(data.x[rows]), data.y[rows], mask)
+            total[:prefix] += some
         return total
 
     def _score_shared(self, params: Params, cohort: Cohort, split: str) -> Tensor:

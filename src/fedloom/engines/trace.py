@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 aten = torch.ops.aten
 _VIEWS = {aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.alias.default, aten.detach.default}
+_IN_PLACE = {aten.sub.Tensor: aten.sub_.Tensor, aten.add.Tensor: aten.add_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
 _CREATES = {
     aten.arange.default,
     aten.arange.start,
@@ -106,14 +107,57 @@ def _frozen(value: Any) -> Any:
     return (type(value).__name__, value)
 
 
+def overwrite(module: GraphModule, first: int, counter: int) -> None:
+    """Let the program write its results over its inputs from `first` on, instead of returning them, and count up."""
+    graph = module.graph
+    nodes = list(graph.nodes)
+    place = {node: at for at, node in enumerate(nodes)}
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    (end,) = [node for node in nodes if node.op == "output"]
+    read = dict.fromkeys(inputs, -1)  # where an input, or a view of it, is read last
+    for node in nodes:
+        for source in map(_root, node.all_input_nodes):
+            if source in read:
+                read[source] = max(read[source], place[node])
+    results = list(zip(inputs[first:], end.args[0], strict=False))
+    with graph.inserting_before(end):
+        for mine, new in results:
+            if new is not mine and _root(new) in read:  # about to be overwritten, too
+                end.replace_input_with(new, graph.call_function(aten.clone.default, (new,)))
+    for mine, new in zip(inputs[first:], list(end.args[0]), strict=False):
+        if new is mine:
+            continue
+        if new.target in _IN_PLACE and new.args[0] is mine and read[mine] == place[new] and len(new.users) == 1:
+            new.target = _IN_PLACE[new.target]
+        else:
+            with graph.inserting_before(end):
+                graph.call_function(aten.copy_.default, (mine, new))
+    with graph.inserting_before(end):
+        graph.call_function(aten.add_.Tensor, (inputs[counter], 1))
+    end.args = ((),)
+    module.recompile()
+
+
+def _root(node: Node) -> Node:
+    """What a view is a view of."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
+        schema = getattr(node.target, "_schema", None)
+        views = schema is not None and any(r.alias_info is not None for r in schema.returns)
+        if not views and node.target not in _VIEWS and node.target is not operator.getitem:
+            break
+        node = node.args[0]
+    return node
+
+
 def used_inputs(module: GraphModule) -> list[bool]:
     return [bool(node.users) for node in module.graph.nodes if node.op == "placeholder"]
 
 
-def passed_through(module: GraphModule) -> list[bool]:
-    """Which outputs are inputs handed on unchanged."""
+def passed_through(module: GraphModule, first: int) -> list[bool]:
+    """Which outputs are the inputs in their place, from `first` on, handed on unchanged."""
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     (output,) = [node for node in module.graph.nodes if node.op == "output"]
-    return [isinstance(v, Node) and v.op == "placeholder" for v in output.args[0]]
+    return [new is mine for mine, new in zip(inputs[first:], output.args[0], strict=False)]
 
 
 def peak_bytes(module: GraphModule) -> int:

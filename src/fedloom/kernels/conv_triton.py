@@ -91,25 +91,31 @@ def _weight_gradient(
 
 @triton.jit
 def _unfold(
-    x, y, size, C, H, W, B, P, Q, x_n, x_b, x_c, x_h, x_w,
+    x, y, M, K, H, W, P, Q, x_n, x_b, x_c, x_h, x_w,
     R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, BLOCK: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """y[c, r, s, b, p, q] = x[b, c, p * stride + r - pad, q * stride + s - pad]"""
+    """y[(c, r, s), (b, p, q)] = x[b, c, p * stride + r - pad, q * stride + s - pad]"""
     client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    q, p, b = at % Q, at // Q % P, at // (P * Q) % B
-    k = at // (P * Q * B)
+    tiles = tl.cdiv(M, BM)
+    k = (tl.program_id(0) // tiles) * BK + tl.arange(0, BK)
+    m = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
     s, r, c = k % S, k // S % R, k // (R * S)
-    h, v = p * STRIDE_H + r - PAD_H, q * STRIDE_W + s - PAD_W
-    there = (at < size) & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-    value = tl.load(x + client * x_n + b * x_b + c * x_c + h * x_h + v * x_w, mask=there, other=0.0)
-    tl.store(y + client * size + at, value, mask=at < size)
+    q, p, b = m % Q, m // Q % P, m // (P * Q)
+    top, left = p * STRIDE_H - PAD_H, q * STRIDE_W - PAD_W
+    inside = (k < K)[:, None] & (m < M)[None, :]
+    there = inside
+    if PAD_H > 0 or PAD_W > 0:
+        h, v = top[None, :] + r[:, None], left[None, :] + s[:, None]
+        there = there & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+    at = (b * x_b + top * x_h + left * x_w)[None, :] + (c * x_c + r * x_h + s * x_w)[:, None]
+    value = tl.load(x + client * x_n + at, mask=there, other=0.0)
+    tl.store(y + client * K * M + k[:, None] * M + m[None, :], value, mask=inside)
 
 
 @triton.jit
 def _fold(
-    y, x, size, C, H, W, B, P, Q, y_n, y_k, y_m,
+    y, x, size, C, H, W, P, Q, y_n, y_k, y_m,
     R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     PAD_H: tl.constexpr, PAD_W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -179,21 +185,21 @@ def unfold(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     high = (height + 2 * padding[0] - kernel[0]) // stride[0] + 1
     wide = (width + 2 * padding[1] - kernel[1]) // stride[1] + 1
     y = x.new_empty(n, inner * kernel[0] * kernel[1], batch * high * wide)
-    size = y[0].numel()
-    _unfold[(triton.cdiv(size, BLOCK), n)](
-        x, y, size, inner, height, width, batch, high, wide, *x.stride(), *kernel, *stride, *padding, BLOCK
+    k, m = y.shape[1:]
+    _unfold[(triton.cdiv(k, 16) * triton.cdiv(m, 128), n)](
+        x, y, m, k, height, width, high, wide, *x.stride(), *kernel, *stride, *padding, 16, 128
     )
     return y
 
 
 def fold(y: Tensor, shape: list[int], kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     """The sum of columns (n, c * r * s, b * p * q) at the places of an image (b, c, h, w) where they come from."""
-    batch, inner, height, width = shape
+    _, inner, height, width = shape
     high = (height + 2 * padding[0] - kernel[0]) // stride[0] + 1
     wide = (width + 2 * padding[1] - kernel[1]) // stride[1] + 1
     x = y.new_empty(len(y), *shape)
     size = x[0].numel()
     _fold[(triton.cdiv(size, BLOCK), len(y))](
-        y, x, size, inner, height, width, batch, high, wide, *y.stride(), *kernel, *stride, *padding, BLOCK
+        y, x, size, inner, height, width, high, wide, *y.stride(), *kernel, *stride, *padding, BLOCK
     )
     return x

@@ -8,17 +8,19 @@ the three has its own way. Which one is fastest depends on the shapes; the execu
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from fedloom.core.autodiff import inside_vmap
 
 Pair = list[int]
+Backward = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
 Part = Literal["output", "input", "weights"]  # what is computed
 Way = str  # grouped, unfolded, or sides and depth of tiles, warps and stages: "32 64 32 4 3"
 
@@ -60,8 +62,9 @@ _here = _Here()
 
 @contextmanager
 def convolutions(ways: Mapping[str, Way] | None, seen: dict[str, Case] | None = None) -> Iterator[None]:
-    """Stacked convolutions go the given ways, or (None) are torch's. Those that come by are noted in `seen`."""
-    before, (_here.ways, _here.seen) = (_here.ways, _here.seen), (ways, seen)
+    """Stacked convolutions go the given ways, or (None) are torch's. Those that come by are noted in `seen`, also in
+    further such blocks inside."""
+    before, (_here.ways, _here.seen) = (_here.ways, _here.seen), (ways, _here.seen if seen is None else seen)
     try:
         yield
     finally:
@@ -95,7 +98,7 @@ def correlate(x: Tensor, w: Tensor, stride: Pair, padding: Pair, transposed: boo
     """Convolutions of x (n, b, c, h, w) with w (n, o, c, r, s), client by client; `transposed` sums over o with the
     kernel turned round."""
     if x.is_cuda:
-        return _triton().correlate(x, w, stride, padding, transposed, precision(), tiles)  # type: ignore[no-any-return]
+        return _triton().correlate(x, w, stride, padding, transposed, precision(), tiles)
     w = w.transpose(1, 2).flip(3, 4) if transposed else w
     return torch.stack([F.conv2d(a, b, stride=stride, padding=padding) for a, b in zip(x, w, strict=True)])
 
@@ -111,10 +114,10 @@ def _(x: Tensor, w: Tensor, stride: Pair, padding: Pair, transposed: bool, tiles
 def weight_gradient(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, tiles: Pair) -> Tensor:
     """Gradients to weights (n, o, c, *kernel), from inputs (n, b, c, h, w) and gradients to outputs."""
     if x.is_cuda:
-        return _triton().weight_gradient(x, g, kernel, stride, padding, precision(), tiles)  # type: ignore[no-any-return]
+        return _triton().weight_gradient(x, g, kernel, stride, padding, precision(), tiles)
     shape = (g.shape[2], x.shape[2], *kernel)
     pairs = zip(x, g, strict=True)
-    return torch.stack([torch.nn.grad.conv2d_weight(a, shape, b, stride, padding) for a, b in pairs])
+    return torch.stack([conv2d_weight(a, shape, b, stride, padding) for a, b in pairs])
 
 
 @weight_gradient.register_fake
@@ -126,8 +129,8 @@ def _(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, tiles: Pa
 def unfold(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     """Patches of x (n, b, c, h, w) as columns: (n, c * r * s, b * p * q)."""
     if x.is_cuda:
-        return _triton().unfold(x, kernel, stride, padding)  # type: ignore[no-any-return]
-    columns = F.unfold(x.flatten(0, 1), kernel, padding=padding, stride=stride)
+        return _triton().unfold(x, kernel, stride, padding)
+    columns = F.unfold(x.flatten(0, 1), tuple(kernel), padding=tuple(padding), stride=tuple(stride))
     return columns.unflatten(0, x.shape[:2]).transpose(1, 2).flatten(2).contiguous()
 
 
@@ -142,9 +145,10 @@ def _(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
 def fold(y: Tensor, shape: list[int], kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     """Columns (n, c * r * s, b * p * q) summed up where they come from in images (n, b, c, h, w)."""
     if y.is_cuda:
-        return _triton().fold(y, shape, kernel, stride, padding)  # type: ignore[no-any-return]
+        return _triton().fold(y, shape, kernel, stride, padding)
     columns = y.unflatten(2, (shape[0], -1)).transpose(1, 2).flatten(0, 1)
-    return F.fold(columns, shape[2:], kernel, padding=padding, stride=stride).unflatten(0, (len(y), -1))
+    images = F.fold(columns, tuple(shape[2:]), tuple(kernel), padding=tuple(padding), stride=tuple(stride))
+    return images.unflatten(0, (len(y), -1))
 
 
 @fold.register_fake
@@ -191,7 +195,7 @@ def _output(x: Tensor, w: Tensor, stride: Pair, padding: Pair, way: Way) -> Tens
 def _input(g: Tensor, w: Tensor, shape: Pair, stride: Pair, padding: Pair, way: Way) -> Tensor:
     kernel = list(w.shape[2:])
     if way == "grouped":
-        return torch.nn.grad.conv2d_input(shape, w, g, stride, padding)
+        return conv2d_input(shape, w, g, stride, padding)
     if way == "unfolded":
         return fold((w.flatten(1).t() @ _rows(g))[None], shape, kernel, stride, padding)[0]
     if stride != [1, 1]:  # zeros between the values, and behind them where the last steps left something over
@@ -206,7 +210,7 @@ def _input(g: Tensor, w: Tensor, shape: Pair, stride: Pair, padding: Pair, way: 
 def _weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, way: Way) -> Tensor:
     shape = [g.shape[1], x.shape[1], *kernel]
     if way == "grouped":
-        return torch.nn.grad.conv2d_weight(x, shape, g, stride, padding)
+        return conv2d_weight(x, shape, g, stride, padding)
     if way == "unfolded":
         return (_rows(g) @ unfold(x[None], kernel, stride, padding)[0].t()).view(shape)
     return weight_gradient(x[None], g[None], kernel, stride, padding, _tiles(way))[0]
@@ -214,6 +218,31 @@ def _weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, wa
 
 def _tiles(way: Way) -> list[int]:
     return [int(v) for v in way.split()]
+
+
+def carry_out(case: Case, a: Tensor, b: Tensor, way: Way) -> Tensor:
+    stride, padding = list(case.stride), list(case.padding)
+    if case.part == "output":
+        return _output(a, b, stride, padding, way)
+    if case.part == "input":
+        return _input(a, b, list(case.x), stride, padding, way)
+    return _weights(a, b, list(case.w[2:]), stride, padding, way)
+
+
+# A backward pass on a GPU runs in another thread: it goes the ways of the pass that it belongs to.
+
+
+def _keep(ctx: Any, *tensors: Tensor) -> None:
+    ctx.save_for_backward(*tensors)
+    ctx.ways, ctx.seen = _here.ways, _here.seen
+
+
+def _as_kept(backward: Backward) -> Backward:
+    def inside(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        with convolutions(ctx.ways, ctx.seen):
+            return backward(ctx, gradient)
+
+    return inside
 
 
 class _ToOutput(torch.autograd.Function):
@@ -226,9 +255,10 @@ class _ToOutput(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, w, ctx.stride, ctx.padding = inputs
-        ctx.save_for_backward(x, w)
+        _keep(ctx, x, w)
 
     @staticmethod
+    @_as_kept
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
         to_x, to_w, *_ = ctx.needs_input_grad
@@ -249,9 +279,10 @@ class _ToInput(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         g, w, _, ctx.stride, ctx.padding = inputs
-        ctx.save_for_backward(g, w)
+        _keep(ctx, g, w)
 
     @staticmethod
+    @_as_kept
     def backward(ctx: Any, x: Tensor) -> tuple[Tensor | None, ...]:
         g, w = ctx.saved_tensors
         return (
@@ -272,9 +303,10 @@ class _ToWeights(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, g, _, ctx.stride, ctx.padding = inputs
-        ctx.save_for_backward(x, g)
+        _keep(ctx, x, g)
 
     @staticmethod
+    @_as_kept
     def backward(ctx: Any, w: Tensor) -> tuple[Tensor | None, ...]:
         x, g = ctx.saved_tensors
         return (
@@ -300,6 +332,9 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if _here.ways is None or not self.own or not inside_vmap():
-            return self.like(x)  # type: ignore[no-any-return]
-        y: Tensor = _ToOutput.apply(x, self.like.weight, self.stride, list(self.padding))
-        return y if self.like.bias is None else y + self.like.bias[:, None, None]
+            return self.like(x)
+        w, bias = self.like.weight, self.like.bias
+        if torch.is_autocast_enabled(x.device.type):
+            x, w = (v.to(torch.get_autocast_dtype(x.device.type)) for v in (x, w))
+        y: Tensor = _ToOutput.apply(x, w, self.stride, list(self.padding))
+        return y if bias is None else y + bias.to(y.dtype)[:, None, None]
