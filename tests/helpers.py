@@ -91,7 +91,16 @@ def token_task(words=5, length=4, **settings) -> Task:
 
 
 def model_task(
-    name, shape, *, classes=3, vocab=None, sizes=(5, 1, 9, 12), options=None, device="cpu", **settings
+    name,
+    shape,
+    *,
+    classes=3,
+    vocab=None,
+    sizes=(5, 1, 9, 12),
+    options=None,
+    device="cpu",
+    dtype=torch.float64,
+    **settings,
 ) -> Task:
     """A task for a model of the zoo. Samples are random numbers, or tokens where there is a vocabulary; with
     `classes=None`, every token's label is a token, and some are padding."""
@@ -108,10 +117,10 @@ def model_task(
         start += 2 + i % 2
     lists = {split: Ragged.of([rows % 40 for rows in each]) for split, each in splits.items()}
     data = Federation(torch.tensor(x), torch.tensor(y), classes or vocab, lists, vocab=vocab)
-    data = data.to(torch.device(device), torch.float64)
+    data = data.to(torch.device(device), dtype)
     model = MODELS[name](**(options or {}))
-    network = Network(lambda: model.build(shape, data.classes, vocab), "head", data.x[:2], torch.float64)
-    return Task(data, network, **{"lr": 0.05, "batch_size": 4, "rounds": 2, **settings})
+    network = Network(lambda: model.build(shape, data.classes, vocab), "head", data.x[:2], dtype)
+    return Task(data, network, **{"lr": 0.05, "batch_size": 4, "rounds": 2, **more})
 
 
 RAGGED = (1, 60, 13, 2, 27, 10, 11, 41, 1, 20, 5, 33)  # one to sixty samples, around multiples of the batch size

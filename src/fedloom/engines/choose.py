@@ -16,7 +16,7 @@ import torch
 
 from fedloom.core.autodiff import vmap
 from fedloom.core.contract import Algorithm, Batch, Phase
-from fedloom.core.memory import free_memory
+from fedloom.core.memory import free_memory, let_go, out_of_memory
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, size_bytes, tree_flatten
 from fedloom.engines import schedule
@@ -75,22 +75,25 @@ def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str
     own = captured and task.dtype == torch.float32 and find_spec("triton") is not None
     with convolutions(None, seen):
         chunk = _chunk(alg, task, cohort, {} if own else None)
-    rounded = torch.bfloat16 if task.network.half else torch.float32
-    ways = fastest(seen.values(), chunk, task.data.device, rounded) if seen else None
     if force != "auto":
         replay = "eager" if force == "stacked-eager" else replay
-        plan = Plan("stacked", replay, chunk=chunk, convolutions=ways, reason="asked for")
+        plan = Plan("stacked", replay, chunk=chunk, convolutions={} if seen else None, reason="asked for")
         return Option(plan, make_executor(alg, task, plan), 0.0)
+    rounded = torch.bfloat16 if task.network.half else torch.float32
+    ways = fastest(seen.values(), chunk, task.data.device, rounded) if seen else None
     alone = _measure_per_client(alg, task, cohort, evaluated)
     scoring = _scoring(alg, task, cohort)
-    stacked = []
+    stacked: list[Option] = []
+
+    def measure(plan: Plan) -> Option:
+        return _measure_fitting(alg, task, cohort, evaluated, plan)
+
     if not captured:
-        stacked.append(_measure_stacked(alg, task, cohort, evaluated, Plan("stacked", "eager", scoring, chunk)))
+        stacked.append(measure(Plan("stacked", "eager", scoring, chunk)))
     if captured or min(o.seconds for o in (alone, *stacked)) * task.rounds > 2.0:  # below, a trace does not pay
-        plan = Plan("stacked", replay, scoring, chunk, convolutions=ways)
-        stacked.append(_measure_stacked(alg, task, cohort, evaluated, plan))
+        stacked.append(measure(Plan("stacked", replay, scoring, chunk, convolutions=ways)))
         if captured and stacked[-1].seconds * task.rounds > COMPILE:
-            stacked.append(_measure_stacked(alg, task, cohort, evaluated, replace(plan, compiled=True)))
+            stacked.append(measure(replace(stacked[-1].plan, compiled=True)))
     best = min(stacked, key=lambda o: o.seconds * task.rounds + o.once)
     if best.seconds * task.rounds + best.once > MARGIN * alone.seconds * task.rounds:
         best = alone
@@ -213,6 +216,19 @@ def _measure_per_client(alg: Algorithm, task: Task, cohort: Cohort, evaluated: i
             each = _seconds(steps, task.data.device) / len(batches)
             total += _share(kind, evaluated, cohort) * each * int(timetable.steps.sum())
     return Option(Plan("per-client", scoring="per-client"), executor, total)
+
+
+def _measure_fitting(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, plan: Plan) -> Option:
+    """With as many clients as memory has room for, should that be fewer than expected."""
+    while True:
+        try:
+            return _measure_stacked(alg, task, cohort, evaluated, plan)
+        except Exception as error:
+            if not out_of_memory(error) or plan.chunk == 1:
+                raise
+        let_go()
+        log.warning("Out of memory with %d clients at once: trying %d.", plan.chunk, -(-plan.chunk // 2))
+        plan = replace(plan, chunk=-(-plan.chunk // 2))
 
 
 @torch.no_grad()

@@ -8,7 +8,9 @@ rounded up to one of a few sizes) reaches nobody.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +20,8 @@ from torch import Tensor
 
 from fedloom.core.autodiff import vmap
 from fedloom.core.contract import Algorithm, Info, Phase, Slot
+from fedloom.core.errors import UserError
+from fedloom.core.memory import free_memory, let_go, out_of_memory
 from fedloom.core.network import Params
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, take, tree_flatten, tree_map, tree_unflatten
@@ -37,6 +41,8 @@ from fedloom.engines.runners import Captured, Functional, Runner, StackedStep, f
 from fedloom.engines.schedule import Ahead, Schedule
 from fedloom.kernels.convolution import convolutions
 
+log = logging.getLogger("fedloom")
+
 WINDOW = 1 << 20  # batch positions that are worked out ahead
 EVAL_ROWS = {"cpu": 1 << 12, "cuda": 1 << 15}  # samples per evaluation step over all clients
 Where = tuple[str, int]  # which phase: of training or of adaptation, and its index
@@ -47,7 +53,7 @@ class Stacked:
         self.alg, self.task, self.plan = alg, task, plan
         self.population = task  # has the clients' samples; `task` is what the method sees
         self.phases = {"train": alg.phases(task), "adapt": alg.adapt(task)}
-        self.runners: dict[Where, Runner] = {}
+        self.runners: dict[tuple[Where, int], Runner] = {}  # by phase and size of chunks
         self.pool = torch.cuda.graph_pool_handle() if plan.replay == "captured" else None
 
     def serving(self, population: Task) -> Stacked:
@@ -74,6 +80,29 @@ class Stacked:
         return self._in_chunks(cohort, lambda chunk: {s: self._score(chunk.stats, chunk, s, predict) for s in splits})
 
     def _in_chunks(self, cohort: Cohort, job: Callable[[Cohort], Any]) -> Any:
+        while True:
+            try:
+                return self._all_chunks(cohort, job)
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+            self._take_less(len(cohort))
+
+    def _take_less(self, clients: int) -> None:
+        """Half as many clients at once, after memory was not enough."""
+        before = min(self.plan.chunk, clients)
+        self.runners.clear()
+        let_go()
+        if before == 1:
+            where = self.task.data.device
+            raise UserError(
+                f"The model of one client does not fit the memory of {where} ({free_memory(where) / 1e9:.1f} GB free); "
+                "use a smaller batch_size, a smaller model, or another device."
+            )
+        self.plan = replace(self.plan, chunk=-(-before // 2))
+        log.warning("Out of memory with %d clients at once: going on with %d.", before, self.plan.chunk)
+
+    def _all_chunks(self, cohort: Cohort, job: Callable[[Cohort], Any]) -> Any:
         """Equal chunks of at most `plan.chunk` clients by ascending id, in each the largest first; results in the
         cohort's order, on which they do not depend."""
         sizes = self.population.data.splits["train"].sizes[cohort.ids]
@@ -187,14 +216,15 @@ class Stacked:
         return max(1, WINDOW // (self.plan.chunk * batch))
 
     def runner(self, where: Where, phase: Phase, work: Tree, cohort: Cohort) -> Runner:
-        if where not in self.runners:
+        which = where, self.plan.chunk
+        if which not in self.runners:
             step = StackedStep(self.task, phase, work, cohort, self.plan)
             if self.plan.replay == "captured":
                 length = self._window_length((phase.batch or self.task.batch_size) * phase.group)
-                self.runners[where] = Captured(step, self.plan, length, self.pool)
+                self.runners[which] = Captured(step, self.plan, length, self.pool)
             else:
-                self.runners[where] = Functional(step, traced=self.plan.replay == "traced")
-        return self.runners[where]
+                self.runners[which] = Functional(step, traced=self.plan.replay == "traced")
+        return self.runners[which]
 
     # -- scores -------------------------------------------------------------------------------------------------
 

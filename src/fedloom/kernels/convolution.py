@@ -331,7 +331,8 @@ class Convolution(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        if _here.ways is None or not self.own or not inside_vmap():
+        exact = x.is_cuda and x.dtype == torch.float64  # kernels for a GPU add up in float32
+        if _here.ways is None or not self.own or exact or not inside_vmap():
             return self.like(x)
         w, bias = self.like.weight, self.like.bias
         if torch.is_autocast_enabled(x.device.type):

@@ -1,0 +1,82 @@
+"""What a GPU does differently: own convolutions, compiled steps, memory."""
+
+import logging
+
+import pytest
+import torch
+from helpers import assert_same, method, model_task, play
+
+from fedloom.engines.plan import Plan
+from fedloom.engines.rounds import Rounds
+from fedloom.kernels.tune import fastest
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+CONVOLUTIONS = {
+    "cnn4": ((1, 28, 28), {}),
+    "harcnn": ((2, 1, 28), {}),
+    "resnet18_gn": ((2, 16, 16), {"options": {"width": 8}}),
+}
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch):
+    for place in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        monkeypatch.setattr(place, "allow_tf32", False)
+
+
+def conv_task(name, **settings):
+    shape, more = CONVOLUTIONS[name]
+    return model_task(name, shape, **{"device": "cuda", "dtype": torch.float32, "lr": 0.02, **more, **settings})
+
+
+@pytest.mark.parametrize("alg", ["fedavg", "gpfl", "per-fedavg"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_own_convolutions_equal_the_reference(name, alg):
+    assert_same(method(alg), conv_task(name), Plan("stacked", "captured", chunk=3, convolutions={}), 1e-4, rounds=2)
+
+
+def test_measured_ways_equal_the_reference():
+    task = conv_task("cnn4")
+    run = Rounds(method("fedavg"), task, 0)
+    assert run.plan.convolutions is None or len(run.plan.convolutions) == 5  # of two layers; none is wanted for images
+    for way in ("grouped", "unfolded", "32 64 32 4 3"):
+        ways = dict.fromkeys(run.plan.convolutions or {}, way)
+        assert_same(method("fedavg"), task, Plan("stacked", "captured", chunk=4, convolutions=ways), 1e-4, rounds=1)
+    assert fastest([], 4, torch.device("cuda"), torch.float32) == {}
+
+
+@pytest.mark.parametrize("alg", ["fedavg", "fedrep", "scaffold"])
+def test_compiled_steps_equal_the_reference(alg):
+    plan = Plan("stacked", "captured", chunk=4, shrink=0, convolutions={}, compiled=True)
+    assert_same(method(alg), conv_task("cnn4"), plan, 1e-4, rounds=2)
+
+
+def test_memory_does_not_grow_over_rounds():
+    run = Rounds(method("ditto"), conv_task("cnn4"), 0, plan=Plan("stacked", "captured", chunk=2, convolutions={}))
+    held = []
+    for _ in range(6):
+        run.advance()
+        held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    assert held[2] == held[5]
+
+
+def test_a_gpu_that_is_too_small_gets_fewer_clients_at_once(caplog):
+    sizes = (20,) * 64
+    alg, plan = method("fedavg"), Plan("stacked", "captured", chunk=64)
+    task = conv_task("cnn4", sizes=sizes, batch_size=64)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    expected, _ = play(alg, task, plan, rounds=1)
+    peak, total = torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(0).total_memory
+    server = expected.server
+    del expected
+    torch.cuda.empty_cache()
+    try:
+        torch.cuda.set_per_process_memory_fraction(0.6 * peak / total)
+        with caplog.at_level(logging.WARNING, "fedloom"):
+            found, _ = play(alg, task, plan, rounds=1)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "Out of memory with 64 clients at once: going on with 32." in caplog.text
+    for name, value in server["w"].items():
+        torch.testing.assert_close(found.server["w"][name], value, rtol=1e-4, atol=1e-4)

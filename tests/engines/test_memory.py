@@ -1,0 +1,71 @@
+"""When memory is not enough for all clients at once, fewer are stacked, and the results are the same."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from helpers import RAGGED, assert_same, make_task, method
+
+from fedloom.core.errors import UserError
+from fedloom.engines import choose
+from fedloom.engines.plan import Plan
+from fedloom.engines.rounds import Rounds
+from fedloom.engines.runners import StackedStep
+
+FULL = torch.OutOfMemoryError("out of memory")
+
+
+def room_for(clients, monkeypatch):
+    """Steps of more clients find no memory."""
+    real = StackedStep.__call__
+
+    def limited(self, *flat):
+        if len(flat[0]) > clients:
+            try:
+                raise FULL
+            except RuntimeError as error:
+                raise RuntimeError("a capture that broke off says something else") from error
+        return real(self, *flat)
+
+    monkeypatch.setattr(StackedStep, "__call__", limited)
+
+
+@pytest.mark.parametrize("name", ["ditto", "page"])
+def test_fewer_clients_at_once_and_the_same_results(name, monkeypatch, caplog):
+    room_for(4, monkeypatch)
+    task = make_task(RAGGED, data={"server": 20})
+    with caplog.at_level(logging.WARNING, "fedloom"):
+        assert_same(method(name), task, Plan("stacked", "traced", chunk=12), 1e-9, rounds=2)
+    said = [r.getMessage() for r in caplog.records]
+    assert said == [
+        "Out of memory with 12 clients at once: going on with 6.",
+        "Out of memory with 6 clients at once: going on with 3.",
+    ]
+
+
+def test_the_plan_has_room(monkeypatch, caplog):
+    room_for(4, monkeypatch)
+    monkeypatch.setattr(choose, "MARGIN", np.inf)  # whatever it costs
+    with caplog.at_level(logging.WARNING, "fedloom"):
+        run = Rounds(method("fedavg"), make_task(RAGGED), 0)
+    assert run.plan.mode == "stacked"
+    assert run.plan.chunk == 3
+    assert "Out of memory with 12 clients at once: trying 6." in caplog.text
+
+
+def test_one_client_that_does_not_fit_is_said(monkeypatch):
+    room_for(0, monkeypatch)
+    run = Rounds(method("fedavg"), make_task(RAGGED), 0, plan=Plan("stacked", "eager", chunk=12))
+    with pytest.raises(UserError, match=r"^The model of one client does not fit the memory of cpu \(.* GB free"):
+        run.advance()
+
+
+def test_other_errors_stay_what_they_are(monkeypatch):
+    def broken(self, *flat):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(StackedStep, "__call__", broken)
+    run = Rounds(method("fedavg"), make_task(RAGGED), 0, plan=Plan("stacked", "eager", chunk=12))
+    with pytest.raises(RuntimeError, match="something else"):
+        run.advance()

@@ -1,0 +1,56 @@
+"""Programs that write over their inputs leave there what the step returns."""
+
+import torch
+
+from fedloom.engines.trace import overwrite, trace
+
+
+def after(step, state, steps=3):
+    """State after some steps: as the step returns it, and as a program leaves it that overwrites."""
+    expected = [v.clone() for v in state]
+    for _ in range(steps):
+        expected = [v.clone() for v in step(*expected)]
+    count = torch.zeros(1, dtype=torch.int64)
+    program = trace(lambda count, *flat: step(*flat), [count, *state])
+    overwrite(program, 1, 0)
+    found = [v.clone() for v in state]
+    for _ in range(steps):
+        program(count, *found)
+    assert count.item() == steps
+    return expected, found, program.code
+
+
+def test_updates_happen_in_place():
+    w, v = torch.randn(3, 4), torch.randn(3, 4)
+    expected, found, code = after(lambda w, v: [w - 0.1 * (w * v).sin(), v], [w, v])
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert "sub_" in code
+    assert "copy_" not in code
+
+
+def test_a_value_that_is_read_after_its_update_is_not_overwritten_early():
+    w, v = torch.randn(3), torch.randn(3)
+
+    def step(w, v):
+        new = w - v
+        return [new, torch.cos(w.view(3)) + new]
+
+    expected, found, _ = after(step, [w, v])
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_states_may_change_places_and_be_kept_beside_their_successors():
+    a, b, c = (torch.randn(2, 3) for _ in range(3))
+
+    def step(a, b, c):
+        return [b, a.t().t() + 0, torch.sub(a, b)]
+
+    def swap(a, b, c):
+        return [b, a, torch.sub(c, b)]
+
+    def keep(a, b, c):
+        return [torch.sub(a, 0.5), a, b.view(2, 3)]
+
+    for f in (step, swap, keep):
+        expected, found, _ = after(f, [a, b, c])
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -1,0 +1,127 @@
+"""Convolutions with weights per client: all ways give what torch's convolution gives, with its first and second
+derivatives, alone and inside of training."""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import assert_same, method, model_task
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+from fedloom.core.network import Network
+from fedloom.engines.plan import Plan
+from fedloom.kernels.convolution import Case, Convolution, _ToOutput, convolutions
+from fedloom.models.zoo import MODELS
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+
+WAYS = ["grouped", "unfolded", "16 16 16 4 2"]
+SHAPES = [((1, 1), (0, 0)), ((1, 1), (1, 1)), ((2, 2), (1, 1)), ((2, 1), (0, 1))]  # stride, padding
+
+
+class Everywhere(dict):
+    """One way for all."""
+
+    def __init__(self, way):
+        self.way = way
+
+    def get(self, key, default=None):
+        return self.way
+
+
+def derivatives(convolve, w, x):
+    """Of a small network: gradients, and gradients of a function of them."""
+
+    def loss(w, x):
+        return (convolve(torch.tanh(convolve(x, w[0])), w[1]) ** 2).mean()
+
+    def length(w, x):
+        return sum((g**2).sum() for g in torch.func.grad(loss)(w, x))
+
+    both = [torch.func.grad(f, argnums=(0, 1)) for f in (loss, length)]
+    return [torch.func.vmap(f)(w, x) for f in both]
+
+
+@pytest.mark.parametrize(("stride", "padding"), SHAPES)
+@pytest.mark.parametrize("way", WAYS)
+def test_values_and_derivatives_are_those_of_torch(way, stride, padding):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 2, 12, 11, dtype=torch.float64)
+    w = [torch.randn(2, 4, 2, 3, 3, dtype=torch.float64), torch.randn(2, 3, 4, 3, 3, dtype=torch.float64)]
+
+    def own(x, weight):
+        return _ToOutput.apply(x, weight, list(stride), list(padding))
+
+    expected = derivatives(lambda x, weight: F.conv2d(x, weight, stride=stride, padding=padding), w, x)
+    seen: dict[str, Case] = {}
+    with convolutions(Everywhere(way), seen):
+        found = derivatives(own, w, x)
+    assert {case.part for case in seen.values()} == {"output", "input", "weights"}
+    for a, b in zip(torch.utils._pytree.tree_leaves(expected), torch.utils._pytree.tree_leaves(found), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("name", "shape"), [("cnn4", (1, 16, 16)), ("resnet18_gn", (2, 8, 8))])
+def test_training_is_the_same_whichever_way(name, shape, way):
+    options = {"options": {"width": 2}} if name == "resnet18_gn" else {}
+    task = model_task(name, shape, **options)
+    plan = Plan("stacked", "eager", chunk=3, convolutions=Everywhere(way))
+    assert_same(method("per-fedavg"), task, plan, 1e-9, rounds=1)
+
+
+def test_a_layer_that_no_way_knows_is_torchs():
+    x = torch.randn(2, 3, 4, 8, 8, dtype=torch.float64)
+    for more in ({"groups": 2}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}):
+        like = torch.nn.Conv2d(4, 6, 3, dtype=torch.float64, **more)
+        seen: dict[str, Case] = {}
+        with convolutions({}, seen):
+            y = torch.func.vmap(Convolution(like))(x)
+        torch.testing.assert_close(y[0], like(x[0]))
+        assert not seen
+
+
+def test_the_layers_of_a_model_keep_their_names():
+    shape = (1, 16, 16)
+    network = Network(lambda: MODELS["cnn4"]().build(shape, 3), "head", torch.zeros(2, *shape))
+    plain = MODELS["cnn4"]().build(shape, 3)
+    assert set(network.init(0)) == {name for name, _ in plain.named_parameters()}
+
+
+@pytest.fixture
+def kernels():
+    pytest.importorskip("triton")
+    from fedloom.kernels import conv_triton
+
+    return conv_triton, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(("stride", "padding"), SHAPES)
+@pytest.mark.parametrize("tiles", [(16, 16, 16, 4, 2), (32, 64, 32, 4, 3), (128, 32, 32, 4, 3)])
+def test_kernels_give_what_torch_gives(kernels, stride, padding, tiles):
+    triton, device = kernels
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 3, 5, 11, 9, device=device), torch.randn(2, 7, 5, 3, 3, device=device)
+    each = torch.func.vmap
+    expected = each(lambda a, b: F.conv2d(a, b, stride=stride, padding=padding))(x.double(), w.double())
+    g = torch.randn(expected.shape, device=device)
+    precision = "tf32x3" if device.type == "cuda" else "ieee"  # the interpreter rounds nothing
+    options = (list(stride), list(padding))
+
+    def close(found, wanted):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=2e-5)
+
+    close(triton.correlate(x, w, *options, False, precision, tiles), expected)
+    to_w = each(lambda a, b: conv2d_weight(a, w.shape[1:], b, stride, padding))(x.double(), g.double())
+    close(triton.weight_gradient(x, g, [3, 3], *options, precision, tiles), to_w)
+    columns = triton.unfold(x, [3, 3], *options)
+    patches = F.unfold(x.flatten(0, 1), (3, 3), padding=padding, stride=stride).unflatten(0, (2, 3))
+    assert torch.equal(columns, patches.transpose(1, 2).flatten(2))
+    whole = F.fold(patches.flatten(0, 1), x.shape[3:], (3, 3), padding=padding, stride=stride)
+    close(triton.fold(columns, list(x.shape[1:]), [3, 3], *options), whole.unflatten(0, (2, 3)).double())
+    if stride == (1, 1):
+        to_x = each(lambda a, b: conv2d_input(x.shape[1:], b, a, 1, padding))(g.double(), w.double())
+        around = [2 - p for p in padding]
+        close(triton.correlate(g, w, [1, 1], around, True, precision, tiles), to_x)
