@@ -120,7 +120,7 @@ def model_task(
     data = data.to(torch.device(device), dtype)
     model = MODELS[name](**(options or {}))
     network = Network(lambda: model.build(shape, data.classes, vocab), "head", data.x[:2], dtype)
-    return Task(data, network, **{"lr": 0.05, "batch_size": 4, "rounds": 2, **more})
+    return Task(data, network, **{"lr": 0.05, "batch_size": 4, "rounds": 2, **settings})
 
 
 RAGGED = (1, 60, 13, 2, 27, 10, 11, 41, 1, 20, 5, 33)  # one to sixty samples, around multiples of the batch size
