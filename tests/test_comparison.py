@@ -277,7 +277,7 @@ def test_a_mistake_of_any_method_shows_before_anything_is_trained_or_written(mis
     values = {k: v for k, v in {**QUICK, **values}.items() if v is not None}
     started = []
     with user_error(*words):
-        compare(methods, out=tmp_path / "runs" / "mine", on_run=lambda *run: started.append(run), **values)
+        compare(methods, out=tmp_path / "runs" / "mine", on_method=lambda *run: started.append(run), **values)
     assert started == []
     assert list(tmp_path.iterdir()) == []
 
@@ -325,40 +325,40 @@ def test_a_finished_comparison_is_not_trained_again(done):
     before = files(done.folder / "runs")
     started, rounds = [], []
 
-    def on_run(*run):
+    def on_method(*run):
         started.append(run)
         return lambda *round_: rounds.append(round_)
 
-    again = compare(ASKED, seeds=2, out=done.folder, resume=True, on_run=on_run, **TASK)
+    again = compare(ASKED, seeds=2, out=done.folder, resume=True, on_method=on_method, **TASK)
     assert again.board == done.board  # with the times: they are those of the runs
     assert again.config == done.config
     assert files(done.folder / "runs") == before
     assert rounds == []
-    assert len(started) == 6
+    assert len(started) == 3
 
 
-def test_runs_are_announced_seed_by_seed_with_how_many_are_done():
+def test_methods_are_announced_with_how_many_are_done():
     started = []
-    compare(["fedavg"], seeds="4,2", on_run=lambda *run: started.append(run), **QUICK)
-    assert started == [("local", 4, 0, 4), ("fedavg", 4, 1, 4), ("local", 2, 2, 4), ("fedavg", 2, 3, 4)]
+    compare(["fedavg"], seeds="4,2", on_method=lambda *run: started.append(run), **QUICK)
+    assert started == [("local", [4, 2], 0, 2), ("fedavg", [4, 2], 1, 2)]
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
-    """Stopped in the first round of the fourth of six runs: three are kept as they are."""
+    """Stopped in the first round of the second of three methods: the two runs of the first are kept as they are."""
 
-    def interrupt(name, seed, count, total):
+    def interrupt(name, seeds, count, total):
         def on_round(t, rounds, row):
-            if count == 3 and t == 1:
+            if count == 1 and t == 2:  # of two runs together
                 raise KeyboardInterrupt
 
         return on_round
 
     folder, task = tmp_path / "mine", {**QUICK, "rounds": 2}
     with pytest.raises(KeyboardInterrupt):
-        compare(ASKED, seeds=2, out=folder, on_run=interrupt, **task)
+        compare(ASKED, seeds=2, out=folder, on_method=interrupt, **task)
     assert not (folder / "leaderboard.csv").exists()
     finished = {p.parent: files(p.parent) for p in folder.glob("runs/*/*/summary.json")}
-    assert len(finished) == 3
+    assert len(finished) == 2
     found = compare(ASKED, seeds=2, out=folder, resume=True, **task)
     assert {place: files(place) for place in finished} == finished
     assert without_times(found.board) == without_times(compare(ASKED, seeds=2, **task).board)

@@ -22,7 +22,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.files import write_text
 from fedloom.data.partitions import Partition
 from fedloom.data.pool import Dataset
-from fedloom.experiment import OnRound, Result, execute, make_data, make_task
+from fedloom.experiment import OnRound, Result, execute_together, make_data, make_task
 from fedloom.metrics.leaderboard import BASELINE, METRICS, UNSEEN, Chosen, Scored, leaderboard
 from fedloom.metrics.scores import trend
 from fedloom.models.zoo import Model
@@ -30,7 +30,7 @@ from fedloom.report.leaderboard import selected, to_csv, to_latex, to_markdown
 from fedloom.runs.directory import alone, check_empty, check_same, unused
 
 METHODS = (BASELINE, "fedavg", "fedrep", "ditto")
-OnRun = Callable[[str, int, int, int], OnRound | None]  # label, seed, runs done, runs in all
+OnMethod = Callable[[str, Sequence[int], int, int], OnRound | None]  # label, seeds, methods done, methods in all
 
 
 @dataclass
@@ -59,7 +59,7 @@ def compare(
     data_dir: str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_run: OnRun | None = None,
+    on_method: OnMethod | None = None,
     **values: Any,
 ) -> Comparison:
     """Train and evaluate several methods on one task. Local is always among them: the others are measured by it.
@@ -78,7 +78,7 @@ def compare(
         spec = parse_method(method) if isinstance(method, str) else {"name": method}
         own = {f"algorithm.{key}": value for key, value in spec.items() if key != "name"}
         configs.append(configure(spec["name"], dataset, partition, model, head, data_dir, {**values, **own}))
-    return carry_out(configs, parse_seeds(seeds), out=out, resume=resume, on_run=on_run)
+    return carry_out(configs, parse_seeds(seeds), out=out, resume=resume, on_method=on_method)
 
 
 def configurations(methods: Iterable[str], request: Mapping[str, Any]) -> list[Config]:
@@ -115,9 +115,9 @@ def carry_out(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    on_run: OnRun | None = None,
+    on_method: OnMethod | None = None,
 ) -> Comparison:
-    """All runs that are not done yet, seed by seed, and the leaderboard."""
+    """All runs that are not done yet, method by method, all seeds of one in one run, and the leaderboard."""
     entries = _labelled(configs)
     described = _describe(entries, seeds)
     folder = None if out is None else Path(out)
@@ -136,13 +136,12 @@ def carry_out(
             _check(folder, described, resume)
             write_text(folder / "compare.yaml", to_yaml(described))
         runs: list[Scored] = []
-        for seed in seeds:
-            for label, config in entries.items():
-                on_round = on_run(label, seed, len(runs), len(seeds) * len(entries)) if on_run is not None else None
-                place = None if folder is None else folder / "runs" / file_name(label) / f"seed-{seed}"
-                again = place is not None
-                done = execute(config.with_seed(seed), out=place, resume=again, on_round=on_round, data=data)
-                runs.append(score(label, seed, done))
+        for count, (label, config) in enumerate(entries.items()):
+            on_round = on_method(label, seeds, count, len(entries)) if on_method is not None else None
+            places = [None if folder is None else folder / "runs" / file_name(label) / f"seed-{s}" for s in seeds]
+            each, again = [config.with_seed(seed) for seed in seeds], folder is not None
+            done = execute_together(each, out=places, resume=again, on_round=on_round, data=data)
+            runs += [score(label, seed, result) for seed, result in zip(seeds, done, strict=True)]
         found = Comparison(described, leaderboard(runs), folder)
         if folder is not None:
             for name, write in (("csv", to_csv), ("md", to_markdown), ("tex", to_latex)):

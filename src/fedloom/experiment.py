@@ -7,36 +7,39 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from torch import nn
 
-from fedloom.config import Config, Request, configure, describe
+from fedloom.config import Config, Request, configure, describe, flat
 from fedloom.core.contract import Algorithm
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
 from fedloom.core.keys import rng
+from fedloom.core.memory import free_memory
 from fedloom.core.network import Network
 from fedloom.core.task import Task
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Tree, size_bytes
 from fedloom.data.divide import divide, hold_out, settled
 from fedloom.data.partitions import Partition
 from fedloom.data.pool import Dataset
 from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
-from fedloom.engines.store import make_store
+from fedloom.engines.rounds import REFERENCE, Round, Rounds
+from fedloom.engines.store import MemoryStore, make_store
+from fedloom.engines.together import Together, groups, numbers
 from fedloom.metrics.scores import convergence_round
 from fedloom.models.zoo import Model
 from fedloom.runs.directory import Directory
-from fedloom.runs.interrupt import Stopped, stoppable
+from fedloom.runs.interrupt import Stopped, Wish, stoppable
 from fedloom.runs.records import Records, Row
 
 log = logging.getLogger("fedloom")
@@ -275,69 +278,210 @@ def execute(
     out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
-    plan: Plan | None = None,
     data: Federation | None = None,
 ) -> Result:
     """Carry out a run: in memory, or in a directory (`out`), where one that was stopped goes on (`resume`)."""
-    directory = None if out is None else Directory(Path(out), config.settings.checkpoint_every)
-    if directory is None and resume:
-        raise UserError("resume needs out, the folder of the run.")
-    if directory is None and config.settings.store == "disk":
-        raise UserError("store=disk keeps the clients' state in the folder of the run; give it one with out.")
-    if directory is not None and directory.check(describe(config), resume):
-        return load(directory.path)
-    with _deterministic(config.settings.deterministic), _precise(config.settings.dtype):
-        task = make_task(config, data)
-        if directory is None:
-            return _advance(config, task, None, plan, on_round)
-        with directory.claimed(describe(config), resume):
-            return _advance(config, task, directory, plan, on_round)
+    (result,) = execute_together([config], out=[out], resume=resume, on_round=on_round, data=data)
+    return result
+
+
+def alike(configs: Sequence[Config]) -> list[list[int]]:
+    """Which of the configurations differ in nothing but seeds and plain numbers, so that they can be one run."""
+    found: dict[Any, list[int]] = {}
+    for place, config in enumerate(configs):
+        described = flat(describe(config)) | {"seed": 0}
+        for owner, name in numbers(config.algorithm, config.settings):
+            described[f"algorithm.{name}" if owner == "algorithm" else name] = "a number"
+        objects = [id(thing) for thing in (config.dataset, config.model) if not isinstance(thing, Dataset | Model)]
+        key = type(config.algorithm), *objects, repr(sorted(described.items()))
+        found.setdefault(key, []).append(place)
+    return list(found.values())
+
+
+def execute_together(
+    configs: Sequence[Config],
+    *,
+    out: Sequence[str | Path | None] | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    data: Federation | None = None,
+) -> list[Result]:
+    """Carry out runs that are `alike`, as one run where that can be done. Each has its own directory, and can be
+    continued by itself. `on_round` is told how many rounds are done, of all runs together."""
+    folders = out or [None] * len(configs)
+    directories = [
+        None if folder is None else Directory(Path(folder), config.settings.checkpoint_every)
+        for config, folder in zip(configs, folders, strict=True)
+    ]
+    results: dict[int, Result] = {}
+    for place, (config, directory) in enumerate(zip(configs, directories, strict=True)):
+        if directory is None and resume:
+            raise UserError("resume needs out, the folder of the run.")
+        if directory is None and config.settings.store == "disk":
+            raise UserError("store=disk keeps the clients' state in the folder of the run; give it one with out.")
+        if directory is not None and directory.check(describe(config), resume):
+            results[place] = load(directory.path)
+    left = [place for place in range(len(configs)) if place not in results]
+    first = configs[0].settings
+    if left:
+        with _deterministic(first.deterministic), _precise(first.dtype), ExitStack() as stack:
+            data = data if data is not None else make_data(configs[0])
+            tasks = [make_task(configs[place], data) for place in left]
+            runs = []
+            for place, task in zip(left, tasks, strict=True):
+                directory = directories[place]
+                if directory is not None:
+                    stack.enter_context(directory.claimed(describe(configs[place]), resume))
+                runs.append(_Run(configs[place], task, directory))
+            results |= zip(left, _carry_out(runs, on_round), strict=True)
+    return [results[place] for place in range(len(configs))]
+
+
+class _Run:
+    """One of the runs that are carried out together."""
+
+    def __init__(self, config: Config, task: Task, directory: Directory | None) -> None:
+        self.config, self.task, self.directory = config, task, directory
+        self.partition = directory.keep_partition(task.data) if directory else task.data.digest()
+        self.plan = directory.plan(task.data.device) if directory else None  # of an earlier start
+        self.records = Records()
+        self.done = 0  # rounds
+
+    def start(self) -> None:
+        """Makes its state, which then waits for a plan."""
+        s, task = self.config.settings, self.task
+        evaluated = None
+        if s.eval_clients is not None:
+            evaluated = rng("eval", s.partition_seed).choice(task.clients, s.eval_clients, replace=False)
+        unseen, held_out = None, task.data.held_out
+        if s.eval_clients is not None and s.eval_clients < held_out:
+            few = rng("eval", s.partition_seed, 1).choice(held_out, s.eval_clients, replace=False)
+            unseen = task.clients + few
+        store = partial(make_store, kind=s.store, folder=self.directory.store if self.directory else None)
+        self.rounds = Rounds(
+            self.config.algorithm, task, s.seed, plan=None,
+            evaluated=evaluated, store=store, unseen=unseen, join_rounds=s.join_rounds,
+        )  # fmt: skip
+
+    def bytes_in_memory(self) -> int:
+        store = self.rounds.store
+        return len(store) * size_bytes(store.like) if isinstance(store, MemoryStore) else 0
+
+    def begin(self, up_to: int | None) -> None:
+        if self.directory is not None:
+            self.records = self.directory.begin(self.rounds, up_to)
+        self.done = self.rounds.t
+
+    def add(self, done: Round) -> Row | None:
+        row = self.records.add(done)
+        if row is not None and (rest := self.config.algorithm.equilibrium(self.records.rounds)) is not None:
+            row["equilibrium"] = rest
+        self.done = self.rounds.t
+        return row
+
+    @property
+    def ended(self) -> bool:
+        if self.done == self.config.settings.rounds:
+            return True
+        stops = getattr(self.config.algorithm, "stop_at_equilibrium", False)
+        return bool(stops and self.records.rounds and self.records.rounds[-1]["equilibrium"])
+
+    def result(self) -> Result:
+        found = _result(describe(self.config), self.rounds.plan.record(), self.partition, self.records)
+        if self.directory is None:
+            return dataclasses.replace(found, state=(self.rounds.server, self.rounds.store.everyone()["own"]))
+        self.directory.finish(self.rounds, found.summary())
+        return dataclasses.replace(found, folder=self.directory.path)
+
+
+def _carry_out(runs: Sequence[_Run], on_round: OnRound | None) -> list[Result]:
+    def tell(rows: Sequence[Row | None]) -> None:
+        if on_round is not None:
+            on_round(sum(run.done for run in runs), len(runs) * runs[0].config.settings.rounds, _mean_row(rows))
+
+    found: dict[int, Result] = {}
+    threads = next((run.plan.threads for run in runs if run.plan is not None), 0)
+    with _threads(threads), stoppable() if runs[0].directory else nullcontext(Wish()) as wish:
+        for places in _in_memory(runs):
+            for group, plan in _arranged([runs[place] for place in places]):
+                mine = [places[place] for place in group]
+                if found and wish.asked:
+                    raise _stopped(runs)
+                found |= zip(mine, _advance([runs[place] for place in mine], plan, wish, tell), strict=True)
+            for place in places:
+                del runs[place].rounds
+    return [found[place] for place in range(len(runs))]
+
+
+def _in_memory(runs: Sequence[_Run]) -> Iterator[list[int]]:
+    """The runs in pieces whose clients' state fits memory together, started."""
+    places = list(range(len(runs)))
+    while places:
+        first = runs[places[0]]
+        first.start()
+        free = free_memory(first.task.data.device) // 2
+        most = max(1, free // max(1, first.bytes_in_memory()))
+        if most < len(places):
+            log.info("The clients' state of %d runs fits memory at once; there are %d.", most, len(places))
+        some, places = places[:most], places[most:]
+        for place in some[1:]:
+            runs[place].start()
+        yield some
+
+
+def _arranged(runs: Sequence[_Run]) -> Iterator[tuple[list[int], Plan | str]]:
+    """Which runs are one, with a plan for them, or how it is to be made."""
+    s = runs[0].config.settings
+    rest = []
+    for place, run in enumerate(runs):
+        if run.plan is not None and (run.plan.runs == 1 or len(runs) == 1):
+            yield [place], run.plan  # it was started on its own, and stays so
+        else:
+            rest.append(place)
+    if rest and s.engine == "reference":
+        yield rest, REFERENCE
+    elif rest:
+        for group in groups([runs[place].rounds for place in rest], s.plan):
+            mine = [rest[place] for place in group]
+            yield mine, next((plan for place in mine if (plan := runs[place].plan) is not None), s.plan)
 
 
 def _advance(
-    config: Config, task: Task, directory: Directory | None, plan: Plan | None, on_round: OnRound | None
-) -> Result:
-    s = config.settings
-    partition = directory.keep_partition(task.data) if directory else task.data.digest()
-    plan = plan or (directory.plan(task.data.device) if directory else None)
-    evaluated = None
-    if s.eval_clients is not None:
-        evaluated = rng("eval", s.partition_seed).choice(task.clients, s.eval_clients, replace=False)
-    unseen, held_out = None, task.data.held_out
-    if s.eval_clients is not None and s.eval_clients < held_out:
-        few = rng("eval", s.partition_seed, 1).choice(held_out, s.eval_clients, replace=False)
-        unseen = task.clients + few
-    store = partial(make_store, kind=s.store, folder=directory.store if directory else None)
-    with _threads(plan.threads if plan else 0), stoppable() if directory else nullcontext() as wish:
-        rounds = Rounds(
-            config.algorithm, task, s.seed, s.engine, plan or s.plan, evaluated, store, unseen, s.join_rounds
-        )
-        records = directory.begin(rounds) if directory else Records()
-        if on_round is not None:
-            on_round(rounds.t, s.rounds, records.rounds[-1] if records.rounds else None)
-        while not _ended(config, rounds, records):
-            now = (rounds.t + 1) % s.eval_every == 0 or rounds.t + 1 == s.rounds
-            row = records.add(rounds.advance(evaluate=now))
-            if row is not None and (rest := config.algorithm.equilibrium(records.rounds)) is not None:
-                row["equilibrium"] = rest
-            if on_round is not None:
-                on_round(rounds.t, s.rounds, row)
-            if directory is not None and wish is not None:
-                ended = _ended(config, rounds, records)
-                directory.keep_round(rounds, records, at_once=wish.asked or ended)
-                if wish.asked and not ended:
-                    raise Stopped(directory.path, rounds.t, s.rounds)
-        result = _result(describe(config), rounds.plan.record(), partition, records)
-        if directory is None:
-            return dataclasses.replace(result, state=(rounds.server, rounds.store.everyone()["own"]))
-        directory.finish(rounds, result.summary())
-        return dataclasses.replace(result, folder=directory.path)
+    runs: Sequence[_Run], plan: Plan | str, wish: Wish, tell: Callable[[Sequence[Row | None]], None]
+) -> list[Result]:
+    s = runs[0].config.settings
+    together = Together([run.rounds for run in runs], plan)
+    kept = [run.directory.checkpoints.newest() for run in runs if run.directory is not None]
+    for run in runs:  # from a round that all of them have, so that what was one run is one again
+        run.begin(min(kept) if len(kept) > 1 else None)
+    tell([run.records.rounds[-1] for run in runs if run.records.rounds])
+    while going := [number for number, run in enumerate(runs) if not run.ended]:
+        t = min(runs[number].done for number in going)
+        some = [number for number in going if runs[number].done == t]  # who is behind goes on until they meet
+        now = (t + 1) % s.eval_every == 0 or t + 1 == s.rounds
+        done = together.advance(now, some)
+        tell([runs[number].add(one) for number, one in zip(some, done, strict=True)])
+        places = [(d, run) for run in (runs[number] for number in some) if (d := run.directory) is not None]
+        if any(wish.asked or run.ended or directory.checkpoints.due(run.rounds) for directory, run in places):
+            for directory, run in places:
+                directory.keep_round(run.rounds, run.records)
+        if wish.asked and not all(run.ended for run in runs):
+            raise _stopped(runs)
+    return [run.result() for run in runs]
 
 
-def _ended(config: Config, rounds: Rounds, records: Records) -> bool:
-    if getattr(config.algorithm, "stop_at_equilibrium", False) and records.rounds:
-        return rounds.t == config.settings.rounds or bool(records.rounds[-1]["equilibrium"])
-    return rounds.t == config.settings.rounds
+def _stopped(runs: Sequence[_Run]) -> Stopped:
+    directory = runs[0].directory
+    assert directory is not None
+    return Stopped(directory.path, min(run.done for run in runs), runs[0].config.settings.rounds)
+
+
+def _mean_row(rows: Sequence[Row | None]) -> Row | None:
+    """What is told of an evaluated round: of one run all there is, of several the means."""
+    found = [row for row in rows if row is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return {name: float(np.mean([row[name] for row in found])) for name in ("pre_acc_mean", "pre_acc_low5")}
 
 
 @contextmanager

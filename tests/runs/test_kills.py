@@ -95,8 +95,9 @@ def test_kills_at_any_time_change_nothing(tmp_path):
 
 
 def test_a_comparison_survives_twenty_kills_too(tmp_path):
-    """In each of its six runs one before a checkpoint is complete, one in the end and one in the resume after it;
-    and two while the leaderboard is written."""
+    """Two seeds of a method are one run. For each: before a checkpoint of the first seed is complete, or after it and
+    before that of the second is; the same the other way round; in the resumes after them; in the end of either. And two
+    while the leaderboard is written."""
     command = ["compare", "fedrep", "ditto", "--seeds", "2", "--rounds", "4", "--plan", "stacked-eager", *SMALL]
     log = operations(command, tmp_path, "whole")
     draw = np.random.default_rng(3)
@@ -104,10 +105,11 @@ def test_a_comparison_survives_twenty_kills_too(tmp_path):
     runs = sorted((f"/{p.relative_to(whole)}" for p in whole.glob("runs/*/seed-*")), key=lambda r: first(log, r))
     assert len(runs) == 6
     places = []
-    for run_ in runs:
-        places.append((checkpoint(int(draw.integers(1, 5)), run_), int(draw.integers(1, 9))))
-        places.append((f"{run_}/final/.", int(draw.integers(1, 9))))
-        places.append(("", int(draw.integers(1, first(log, runs[0])))))
+    for seeds in zip(runs[::2], runs[1::2], strict=True):
+        for run_, t in zip(seeds, draw.integers([1, 3], [3, 5]), strict=True):
+            places.append((checkpoint(int(t), run_), int(draw.integers(1, 9))))
+            places.append(("", int(draw.integers(1, first(log, runs[0])))))
+        places += [(f"{run_}/final/.", int(draw.integers(1, 9))) for run_ in seeds]
     places += [("/.leaderboard", 1), ("/.leaderboard", 6)]
     assert len(places) == 20
     assert die(command, tmp_path / "killed", places) >= 1

@@ -95,7 +95,7 @@ def compare(
         found = _stoppable(
             lambda: carry_out(
                 configs, numbers, out=folder, resume=resume is not None,
-                on_run=lambda label, seed, done, total: bar(f"{done + 1}/{total} {label}, seed {seed}"),
+                on_method=lambda label, seeds, done, total: bar(f"{done + 1}/{total} {label}, {show.seeds(seeds)}"),
             ),
             "compare", folder,
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,10 @@ def progress(console: Console) -> Iterator[Callable[[str], OnRound | None]]:
         yield start
 
 
+def seeds(which: Sequence[int]) -> str:
+    return f"{len(which)} {'seed' if len(which) == 1 else 'seeds'}"
+
+
 @contextmanager
 def transfer(console: Console) -> Iterator[Callable[[str, int, int | None], None] | None]:
     """A bar for each file that is downloaded; silent where the output is not a terminal."""
@@ -147,7 +151,7 @@ def comparison(console: Console, found: Comparison) -> None:
     rows, c = main_rows(found.board), found.config
     console.print(
         f"[bold]{len(rows)} methods[/] on {data_name(c['dataset'])}: {_named(c['partition'])}, {_named(c['model'])}, "
-        f"{c['rounds']} rounds, {len(c['seeds'])} {'seed' if len(c['seeds']) == 1 else 'seeds'}",
+        f"{c['rounds']} rounds, {seeds(c['seeds'])}",
         highlight=False,
     )
     title = "\nPersonal models, test accuracy over clients, %"

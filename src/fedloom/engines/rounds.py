@@ -27,6 +27,7 @@ from fedloom.engines.store import Fresh, MemoryStore, Snapshot, Store
 log = logging.getLogger("fedloom")
 
 Engine = Literal["reference", "vectorized"]
+REFERENCE = Plan("per-client", scoring="per-client", reason="reference engine")
 # evaluated at once at most, clients and bytes of their state: memory must not grow with the number of clients
 EVAL_CLIENTS, EVAL_BYTES = 4096, 1 << 30
 
@@ -81,6 +82,7 @@ class Rounds:
         task = replace(task, data=task.data.participants())  # all that a method ever sees
         self.alg, self.task, self.seed, self.join_rounds = alg, task, seed, join_rounds
         self.number, self.companions = 0, 1  # which of how many runs that go on together
+        self.label = ""  # which one, in words
         key = root(seed, "init")
         self.key = key
         self.t = 0
@@ -98,7 +100,7 @@ class Rounds:
         self.store = store(self._fresh, task.clients)
         self.post: dict[str, np.ndarray] = {}  # by split: scores of the last PM_post of those who are evaluated
         if engine == "reference":
-            plan = Plan("per-client", scoring="per-client", reason="reference engine")
+            plan = REFERENCE
         if isinstance(plan, Plan):
             self.follow(plan, make_executor(alg, task, plan))
         elif plan is not None:
@@ -236,8 +238,9 @@ class Rounds:
         for i in ids[~sound.cpu().numpy()].tolist():
             if i not in self.diverged:  # once is enough
                 log.warning(
-                    "Client %d diverged in round %d: what it sends is left out while it is no number.", i, t + 1
-                )
+                    "Client %d diverged in round %d%s: what it sends is left out while it is no number.",
+                    i, t + 1, self.label,
+                )  # fmt: skip
             self.diverged.add(i)
         return everyone[sound]
 

@@ -59,6 +59,9 @@ class Together:
         self.values = [_values(run, names) for run in runs]
         for number, run in enumerate(runs):
             run.number, run.companions = number, len(runs)
+            if len(runs) > 1:
+                mine = numbers(run.alg, run.task)
+                run.label = ", ".join([f" of seed {run.seed}", *(f"{name.name}={mine[name]:g}" for name in names)])
         alg = _varied(runs, names)
         if isinstance(plan, Plan):
             executor = make_executor(alg, first.task, plan)
@@ -127,25 +130,26 @@ def _varied(runs: Sequence[Rounds], names: Sequence[Name]) -> Algorithm:
     return Varied(algs, tuple(replace(first.task, **values["task"]) for values in each))
 
 
-def groups(runs: Sequence[Rounds], plan: str = "auto") -> list[list[Rounds]]:
-    """The runs in as few groups as can be stacked: what a method decides in Python by a number, or makes shapes of, has
-    one value in a group. Shows by trying."""
+def groups(runs: Sequence[Rounds], plan: str = "auto") -> list[list[int]]:
+    """The places of runs in as few groups as can be stacked. A number that a method decides by in Python, or makes
+    shapes of, has one value in a group; which ones these are shows by trying."""
     names = differing(runs)
+    everyone = list(range(len(runs)))
     if not names or plan == "per-client":
-        return [list(runs)]
+        return [everyone]
     why = _refusal(runs, names)
     if why is None or _refusal(runs, []) is not None:  # it cannot be stacked anyhow
-        return [list(runs)]
+        return [everyone]
     bad = [name for name in names if _refusal(runs, [name]) is not None] or names
     log.warning(
         "Runs that differ in %s go one after another: %s decides by it, or makes shapes of it.",
         " or ".join(name.name for name in bad), runs[0].alg.name,
     )  # fmt: skip
     log.debug("%s", why)
-    found: dict[tuple[float, ...], list[Rounds]] = {}
-    for run in runs:
+    found: dict[tuple[float, ...], list[int]] = {}
+    for place, run in enumerate(runs):
         mine = numbers(run.alg, run.task)
-        found.setdefault(tuple(mine[name] for name in bad), []).append(run)
+        found.setdefault(tuple(mine[name] for name in bad), []).append(place)
     return list(found.values())
 
 

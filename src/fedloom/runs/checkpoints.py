@@ -57,10 +57,11 @@ class Checkpoints:
         self.cost = self.last - start
         log.info("Checkpoint of round %d, %.2f s.", state.t, self.cost)
 
-    def restore(self, rounds: Rounds) -> None:
-        """Bring a run that is about to start to the newest state that is undamaged; without one it starts anew."""
+    def restore(self, rounds: Rounds, up_to: int | None = None) -> None:
+        """Bring a run that is about to start to the newest state that is undamaged; without one it starts anew. With
+        `up_to`, a state that is newer than this round is given up, if there is one that is not."""
         self.last = time.perf_counter()
-        found = self.found()
+        found = self.found() if up_to is None else self._given_up(up_to)
         for path, before in zip(found, [*found[1:], None], strict=False):
             try:
                 rounds.restore(_load(path, rounds))
@@ -75,8 +76,25 @@ class Checkpoints:
         """Newest first."""
         return sorted(self.folder.glob("round-*.safetensors"), reverse=True)
 
+    def newest(self) -> int:
+        """The round of the newest, 0 if there is none."""
+        return max(map(_round, self.found()), default=0)
+
+    def _given_up(self, up_to: int) -> list[Path]:
+        found = self.found()
+        old = [path for path in found if _round(path) <= up_to]
+        if not old and len(found) == KEPT:
+            return found
+        for path in found[: len(found) - len(old)]:
+            path.unlink()
+        return old
+
     def _path(self, t: int) -> Path:
         return self.folder / f"round-{t:08d}.safetensors"
+
+
+def _round(path: Path) -> int:
+    return int(path.stem.removeprefix("round-"))
 
 
 def _load(path: Path, rounds: Rounds) -> State:

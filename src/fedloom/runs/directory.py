@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ from fedloom.runs.trees import named, nested
 log = logging.getLogger("fedloom")
 
 LOCK = ".lock"
+_speaker: ContextVar[Path | None] = ContextVar("speaker", default=None)
 FINAL = ("server.safetensors", "clients.safetensors")
 
 
@@ -148,13 +150,18 @@ class Directory:
             raise UserError(f"{self.path} was started on {plan.device} and cannot go on with {device.type}.")
         return plan
 
-    def begin(self, rounds: Rounds) -> Records:
-        """Brings the run to where it was, and says how far that is by its records."""
+    def begin(self, rounds: Rounds, up_to: int | None = None) -> Records:
+        """Brings the run to where it was, but to no later round than `up_to` if it can, and says how far that is by its
+        records."""
+        with self._speaking():
+            return self._begin(rounds, up_to)
+
+    def _begin(self, rounds: Rounds, up_to: int | None) -> Records:
         records = Records()
         starts = self.path / "environment.json"
         with self._undamaged():
             before = read_json(starts, "starts") if starts.exists() else []
-            self.checkpoints.restore(rounds)
+            self.checkpoints.restore(rounds, up_to)
             if rounds.t:
                 records = Records.load(self.path, rounds.t)
                 log.info("Going on after round %d.", rounds.t)
@@ -164,8 +171,8 @@ class Directory:
 
     # -- while it runs, and at its end ---------------------------------------------------------------------------
 
-    def keep_round(self, rounds: Rounds, records: Records, at_once: bool) -> None:
-        if at_once or self.checkpoints.due(rounds):
+    def keep_round(self, rounds: Rounds, records: Records) -> None:
+        with self._speaking():
             self.checkpoints.save(rounds, first=lambda: records.save(self.path))
 
     def finish(self, rounds: Rounds, summary: Mapping[str, Any]) -> None:
@@ -175,7 +182,17 @@ class Directory:
         write_stacked(clients, named(store.like["own"]), len(store), lambda ids: leaves(store.read(ids)["own"]))
         files = {str(file.relative_to(self.path)): file_checksum(file) for file in (server, clients)}
         write_json(self.path / "summary.json", {**summary, "files": files})
-        log.info("Finished.")
+        with self._speaking():
+            log.info("Finished.")
+
+    @contextmanager
+    def _speaking(self) -> Iterator[None]:
+        """What is said here is for this run's log, not for those of other runs that go on with it."""
+        token = _speaker.set(self.path)
+        try:
+            yield
+        finally:
+            _speaker.reset(token)
 
     @property
     def finished(self) -> bool:
@@ -248,6 +265,7 @@ def _logged(path: Path) -> Iterator[None]:
         handler = logging.FileHandler(path, encoding="utf-8")
     handler.handleError = lambda record: None  # type: ignore[method-assign]  # the log alone does not stop a run
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(lambda record: _speaker.get() in (None, path.parent))
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
