@@ -128,6 +128,14 @@ class Federation:
         spread = torch.tensor(self.spread, dtype=x.dtype, device=x.device).view(per_channel)
         return (x / 255 - shift) / spread
 
+    def samples(self, rows: Tensor) -> Tensor:
+        """Samples as one model at a time gets them. On a CPU the channels of a pixel lie side by side, which is how its
+        convolutions and poolings are fast: they all keep the layout of their input."""
+        x = self.prepare(self.x[rows])
+        if x.dim() == 4 and x.device.type == "cpu":
+            x = x.to(memory_format=torch.channels_last)  # `contiguous` would leave the strides of one channel alone
+        return x
+
     def counts(self, ids: np.ndarray) -> Tensor:
         """n_{i,c}: training samples per client and class."""
         train = self.splits["train"]

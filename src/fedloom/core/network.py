@@ -36,6 +36,7 @@ class _Pass:
     train: bool
     mask: Tensor | None = None
     key: Tensor | None = None
+    given: Params = field(default_factory=dict)  # parameters and running statistics
     updates: Params = field(default_factory=dict)
     draws: int = 0
 
@@ -45,6 +46,7 @@ class _Current(threading.local):
 
 
 _current = _Current()
+_drawing = threading.Lock()  # the generator that modules draw from is everybody's
 
 
 @contextmanager
@@ -157,7 +159,8 @@ class Network:
         module.to(self._device, dtype)
         norms = {name: m for name, m in module.named_modules() if isinstance(m, MaskedBatchNorm)}
         self.buffers: Params = {f"{n}.{key}": value for n, m in norms.items() for key, value in m.named_buffers()}
-        self._body, self._head = (_Part(part, names) for part in _split(module, head))
+        _bind(module, names)
+        self._mine = _Copy(*_split(module, head))
         with torch.no_grad():
             out = self.apply(self.init(0), self.buffers, sample[:1], train=False)
         self.feature_dim: int = out.features.shape[-1]
@@ -168,11 +171,12 @@ class Network:
     def init(self, seed: int) -> Params:
         """Initial parameters: the module's own initialisation under a seed of its own, drawn on the CPU. They are kept,
         so that the same tensors serve server and clients, also under vmap, where a module cannot draw."""
-        if seed not in self._initial:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed & ((1 << 63) - 1))
-                module = self._make()
-            self._initial[seed] = {k: p.detach().to(self._device, self._dtype) for k, p in module.named_parameters()}
+        with _drawing:
+            if seed not in self._initial:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(seed & ((1 << 63) - 1))
+                    drawn = self._make().named_parameters()
+                self._initial[seed] = {k: p.detach().to(self._device, self._dtype) for k, p in drawn}
         return dict(self._initial[seed])
 
     def apply(
@@ -185,15 +189,15 @@ class Network:
         mask: Tensor | None = None,
         key: Tensor | None = None,
     ) -> Output:
-        with _forward(_Pass(train, mask, key)) as now, self._rounding():
-            features = self._body(params, buffers, x)
-            logits = self._head(params, buffers, features)
+        with _forward(_Pass(train, mask, key, {**params, **buffers})) as now, self._rounding():
+            features = self._mine.body(x)
+            logits = self._mine.head(features)
         return Output(logits.to(self._dtype), features.to(self._dtype), {**buffers, **now.updates})
 
     def apply_head(self, params: Params, buffers: Params, features: Tensor) -> Tensor:
         """The head alone, in evaluation mode, for methods that transform the features first."""
-        with _forward(_Pass(train=False)), self._rounding():
-            return self._head(params, buffers, features).to(self._dtype)
+        with _forward(_Pass(train=False, given={**params, **buffers})), self._rounding():
+            return self._mine.head(features).to(self._dtype)  # type: ignore[no-any-return]
 
     def _rounding(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.type, torch.bfloat16) if self.half else nullcontext()
@@ -230,35 +234,44 @@ def _groups(m: nn.Module) -> Iterable[list[nn.Parameter]]:
     return layers.values()
 
 
-class _Part:
-    """A module that is called with given parameters and buffers.
+class _Given(dict[str, Any]):
+    """In the place of a module's parameters: those of the pass that this thread is in.
 
-    They are put into the module's own dictionaries for the time of the call, as `torch.func.functional_call` does,
-    whose general search for names costs more than a small layer.
+    `torch.func.functional_call` puts them into the module itself, which serves one thread at a time, and its general
+    search for names costs more than a small layer.
     """
 
-    def __init__(self, module: nn.Module, names: dict[int, str]) -> None:
-        self.module = module
-        self.params: list[tuple[dict[str, Any], str, str]] = []
-        self.buffers: list[tuple[dict[str, Any], str, str]] = []
-        for m in module.modules():
-            for key, p in m._parameters.items():
-                if p is not None:
-                    self.params.append((m._parameters, key, names[id(p)]))
-            if isinstance(m, MaskedBatchNorm):
-                self.buffers += [(m._buffers, key, f"{m.name}.{key}") for key in m._buffers]
+    def __init__(self, own: dict[str, Any], names: dict[str, str]) -> None:
+        super().__init__(own)
+        self.names = names
 
-    def __call__(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
-        places = [(where, key, params[name]) for where, key, name in self.params]
-        places += [(where, key, buffers[name]) for where, key, name in self.buffers]
-        kept = [where[key] for where, key, _ in places]
-        try:
-            for where, key, value in places:
-                where[key] = value
-            return self.module(x)
-        finally:
-            for (where, key, _), value in zip(places, kept, strict=True):
-                where[key] = value
+    def __getitem__(self, key: str) -> Any:
+        return _current.now.given[self.names[key]] if key in self.names else super().__getitem__(key)
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
+
+    def values(self) -> Any:
+        return [self[key] for key in self]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Given":
+        return _Given(self, self.names)
+
+
+def _bind(module: nn.Module, names: dict[int, str]) -> None:
+    """Let the module compute with the parameters and running statistics of the pass."""
+    for m in module.modules():
+        mine = {key: names[id(p)] for key, p in m._parameters.items() if p is not None}
+        m._parameters = _Given(m._parameters, mine)
+        if isinstance(m, MaskedBatchNorm):
+            m._buffers = _Given(m._buffers, {key: f"{m.name}.{key}" for key in m._buffers})
+
+
+class _Copy(threading.local):
+    """A copy of the module for every thread: models like to keep things in themselves on the way."""
+
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+        self.body, self.head = copy.deepcopy((body, head))
 
 
 def _split(module: nn.Module, head: str) -> tuple[nn.Module, nn.Module]:

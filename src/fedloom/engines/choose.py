@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import logging
 import time
@@ -26,6 +27,7 @@ from fedloom.engines.reference import PerClient
 from fedloom.engines.runners import Runner, StackedStep, flat_rest
 from fedloom.engines.stacked import Stacked
 from fedloom.engines.trace import peak_bytes, trace
+from fedloom.engines.workers import side_by_side
 from fedloom.kernels.convolution import Case, Way, convolutions
 from fedloom.kernels.tune import fastest
 
@@ -48,13 +50,15 @@ class Option:
 
 
 def make_executor(alg: Algorithm, task: Task, plan: Plan) -> Executor:
-    return PerClient(alg, task) if plan.mode == "per-client" else Stacked(alg, task, plan)
+    if plan.mode == "per-client":
+        return PerClient(alg, task, workers=plan.workers)
+    return Stacked(alg, task, plan)
 
 
 def choose(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str = "auto") -> tuple[Plan, Executor]:
     """The plan for rounds with cohorts of this kind in which `evaluated` clients are scored, and who carries it out.
     `force` is auto, stacked, stacked-eager (without traces and graphs) or per-client."""
-    found = Plan("per-client", scoring="per-client", reason="asked for")
+    why = "asked for"
     if force != "per-client":
         try:
             option = _best(alg, task, cohort, evaluated, force)
@@ -62,10 +66,11 @@ def choose(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: st
         except Exception as error:  # any operation of the method or the model may lack a batched form
             if force != "auto":
                 raise
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            log.warning("Clients are trained one by one: this model and method cannot be stacked (%s).", why)
-            found = replace(found, reason=f"cannot be stacked: {why}")
-    return found, make_executor(alg, task, found)
+            found = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            log.warning("Clients are trained one by one: this model and method cannot be stacked (%s).", found)
+            why = f"cannot be stacked: {found}"
+    option = _one_by_one(alg, task, cohort, evaluated)
+    return replace(option.plan, reason=why), option.executor
 
 
 def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str) -> Option:
@@ -81,7 +86,7 @@ def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str
         return Option(plan, make_executor(alg, task, plan), 0.0)
     rounded = torch.bfloat16 if task.network.half else torch.float32
     ways = fastest(seen.values(), chunk, task.data.device, rounded) if seen else None
-    alone = _measure_per_client(alg, task, cohort, evaluated)
+    alone = _one_by_one(alg, task, cohort, evaluated)
     scoring = _scoring(alg, task, cohort)
     stacked: list[Option] = []
 
@@ -101,9 +106,20 @@ def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str
     return replace(best, plan=replace(best.plan, reason=f"expected per round: {rates}"))
 
 
+def _one_by_one(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int) -> Option:
+    """With all threads for one client after another, or with clients side by side."""
+    measure = partial(_measure_per_client, alg, task, cohort, evaluated)
+    alone, workers = measure(), min(torch.get_num_threads(), len(cohort))
+    if task.data.device.type != "cpu" or workers < 2:
+        return alone
+    together = measure(workers)
+    return together if together.seconds < MARGIN * alone.seconds else alone
+
+
 def _label(plan: Plan) -> str:
-    how = "compiled" if plan.compiled else plan.replay
-    return plan.mode if plan.mode == "per-client" else f"stacked ({how})"
+    if plan.mode == "stacked":
+        return f"stacked ({'compiled' if plan.compiled else plan.replay})"
+    return f"per-client ({plan.workers} side by side)" if plan.workers else plan.mode
 
 
 def _chunk(alg: Algorithm, task: Task, cohort: Cohort, ways: dict[str, Way] | None = None) -> int:
@@ -195,11 +211,11 @@ def _scoring(alg: Algorithm, task: Task, cohort: Cohort) -> Mode:
 
 
 @torch.no_grad()
-def _measure_per_client(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int) -> Option:
-    """Times a few steps of the largest client."""
-    executor = PerClient(alg, task)
+def _measure_per_client(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, workers: int = 0) -> Option:
+    """Times a few steps of the largest client; with workers, as many of it at once as there are."""
+    plan = Plan("per-client", scoring="per-client", workers=workers)
     largest = int(np.argmax(task.data.splits["train"].sizes[cohort.ids]))
-    down, _, info, start = executor.start(cohort.rows(np.array([largest])), 0)
+    down, _, info, start = PerClient(alg, task).start(cohort.rows(np.array([largest])), 0)
     total, work = 0.0, start
     for kind, index, phase in _all_phases(alg, task):
         work = work if index else start
@@ -208,14 +224,23 @@ def _measure_per_client(alg: Algorithm, task: Task, cohort: Cohort, evaluated: i
         timetable = _schedule(task, phase, cohort, _epochs(phase))
         batches = list(itertools.islice(timetable.batches(task, largest), 5))
 
-        def steps(phase: Phase = phase, work: Tree = work, batches: list[Batch] = batches) -> None:
+        def steps(_: int = 0, phase: Phase = phase, work: Tree = work, batches: list[Batch] = batches) -> None:
             for batch in batches:
                 work = phase.step(task, work, batch, down, info)
 
         if batches:
-            each = _seconds(steps, task.data.device) / len(batches)
-            total += _share(kind, evaluated, cohort) * each * int(timetable.steps.sum())
-    return Option(Plan("per-client", scoring="per-client"), executor, total)
+            measured = partial(side_by_side, steps, range(workers), workers) if workers else steps
+            each = _seconds(measured, task.data.device) / len(batches)
+            total += _share(kind, evaluated, cohort) * each * _longest(timetable.steps, max(1, workers))
+    return Option(plan, make_executor(alg, task, plan), total)
+
+
+def _longest(steps: np.ndarray, workers: int) -> int:
+    """Steps of the worker that has most of them, when each takes the largest client that is left."""
+    load = [0] * workers
+    for more in sorted(steps.tolist(), reverse=True):
+        heapq.heapreplace(load, load[0] + more)
+    return max(load)
 
 
 def _measure_fitting(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, plan: Plan) -> Option:

@@ -15,6 +15,7 @@ from fedloom.core.keys import fold, root
 from fedloom.core.network import Params
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, take, tree_map
+from fedloom.engines.workers import proceed
 
 EVAL_BATCH = 512
 EVAL_LOGITS = 1 << 24  # at once; a language model has a logit for every position and word
@@ -113,8 +114,9 @@ def score_client(task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor) 
     data = task.data
     total = torch.zeros(3, dtype=task.dtype, device=data.device)
     for some in torch.split(rows, eval_rows(task, EVAL_BATCH)):
+        proceed()
         everyone = torch.ones(len(some), dtype=task.dtype, device=data.device)
-        total = total + task.score(predict(data.prepare(data.x[some])), data.y[some], everyone).sum(0)
+        total = total + task.score(predict(data.samples(some)), data.y[some], everyone).sum(0)
     return total
 
 

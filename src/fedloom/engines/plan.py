@@ -19,6 +19,7 @@ class Plan:
     scoring: Mode = "stacked"  # how stacked models are evaluated
     chunk: int = 1  # clients stacked at most
     shrink: float = 0.6  # each prefix size over the next larger one, where a size has a price (a trace, a graph)
+    workers: int = 0  # threads that train clients side by side; 0: one client at a time has all threads
     compiled: bool = False  # captured steps come from torch's compiler
     convolutions: dict[str, str] | None = None  # ways of stacked convolutions by case; None: torch's own
     device: str = ""  # kind of device it was made for

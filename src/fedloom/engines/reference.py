@@ -1,10 +1,10 @@
 """One client after another, one batch after another, without padding: the oracle, and the plan for models that gain
-nothing from stacking."""
+nothing from stacking, for which several clients may train side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,22 +16,32 @@ from fedloom.core.task import Task
 from fedloom.core.tree import Tree, take
 from fedloom.engines import schedule
 from fedloom.engines.cohort import Cohort, Outcome, Scores, global_slot, keep_stats, put_stats, score_client, stack
+from fedloom.engines.workers import proceed, side_by_side
 
+T = TypeVar("T")
 Predict = Callable[[Tensor], Tensor]
 
 
 class PerClient:
-    def __init__(self, alg: Algorithm, task: Task, population: Task | None = None) -> None:
-        """`task` is what the method sees, `population` has the clients' samples where it is not the same."""
-        self.alg, self.task, self.population = alg, task, population or task
+    def __init__(self, alg: Algorithm, task: Task, population: Task | None = None, workers: int = 0) -> None:
+        """`task` is what the method sees, `population` has the clients' samples where it is not the same; for
+        `workers`, see `Plan`."""
+        self.alg, self.task, self.population, self.workers = alg, task, population or task, workers
 
     def serving(self, population: Task) -> PerClient:
-        return PerClient(self.alg, self.task, population)
+        return PerClient(self.alg, self.task, population, self.workers)
+
+    def _each(self, cohort: Cohort, job: Callable[[int], T]) -> T:
+        """What `job` gives for every row of the cohort, stacked."""
+        if not self.workers:
+            return stack([job(j) for j in range(len(cohort))])
+        sizes = self.population.data.splits["train"].sizes[cohort.ids]
+        longest_first = np.argsort(-sizes, kind="stable").tolist()  # so that all workers end at about the same time
+        return stack(side_by_side(job, longest_first, self.workers))
 
     @torch.no_grad()
     def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
-        rows = []
-        for j in range(len(cohort)):
+        def one(j: int) -> Outcome:
             down, own, info, work = self.start(cohort, j)
             for phase in self.alg.phases(self.task):
                 work = self._pass(phase, work, down, info, cohort, j)
@@ -40,27 +50,28 @@ class PerClient:
             trained = info._replace(first=torch.zeros_like(info.first))
             model = self.alg.model(self.task, work, down, trained)
             scores = self._score(self._personal(model), int(cohort.ids[j]), splits)
-            rows.append(Outcome(kept, up, keep_stats(work), report, scores))
-        return stack(rows)
+            return Outcome(kept, up, keep_stats(work), report, scores)
+
+        return self._each(cohort, one)
 
     @torch.no_grad()
     def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
-        rows = []
-        for j, i in enumerate(cohort.ids):
+        def one(j: int) -> Scores:
             down, _, info, work = self.start(cohort, j)
             for phase in self.alg.adapt(self.task):
                 work = self._pass(phase, work, down, info, cohort, j)
             model = self.alg.model(self.task, work, down, info)
-            rows.append(self._score(self._personal(model), int(i), splits))
-        return stack(rows)
+            return self._score(self._personal(model), int(cohort.ids[j]), splits)
+
+        return self._each(cohort, one)
 
     @torch.no_grad()
     def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
-        rows = []
-        for j, i in enumerate(cohort.ids):
+        def one(j: int) -> Scores:
             model = global_slot(self.alg, self.task, params, take(cohort.stats, j))
-            rows.append(self._score(self._global(model), int(i), splits))
-        return stack(rows)
+            return self._score(self._global(model), int(cohort.ids[j]), splits)
+
+        return self._each(cohort, one)
 
     def start(self, cohort: Cohort, j: int) -> tuple[Tree, Tree, Info, Tree]:
         down = {**cohort.shared, **take(cohort.parts, j)}
@@ -78,6 +89,7 @@ class PerClient:
         for first, count in spans:
             timetable = schedule.build(self.population, phase, seeds, ids, t, np.array([count]), first, run)
             for batch in timetable.batches(self.task, 0):
+                proceed()
                 work = phase.step(self.task, work, batch, down, info)
             if phase.until is not None and bool(phase.until(work)):
                 break

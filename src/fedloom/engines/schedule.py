@@ -66,8 +66,7 @@ class Schedule:
             columns = [v[:, 0].unbind() for v in self.window(task, np.array([client]), k)]
             for step, (rows, mask, *rest) in enumerate(zip(*columns, strict=True)):
                 rows = rows[..., : width[step]]
-                x, y = task.data.prepare(task.data.x[rows]), task.data.y[rows]
-                yield Batch(x, y, mask[..., : width[step]], *rest)
+                yield Batch(task.data.samples(rows), task.data.y[rows], mask[..., : width[step]], *rest)
 
     def window(self, task: Task, clients: np.ndarray, k: np.ndarray) -> Window:
         """Batches of steps k for the clients, padded to full size. Rows beyond a client's last step are garbage."""
