@@ -129,12 +129,15 @@ class Federation:
         return (x / 255 - shift) / spread
 
     def samples(self, rows: Tensor) -> Tensor:
-        """Samples as one model at a time gets them. On a CPU the channels of a pixel lie side by side, which is how its
-        convolutions and poolings are fast: they all keep the layout of their input."""
+        """Samples as one model at a time gets them. On a CPU the channels of a pixel lie side by side: convolutions and
+        poolings are faster for it, and all that follows keeps the layout."""
         x = self.prepare(self.x[rows])
-        if x.dim() == 4 and x.device.type == "cpu":
-            x = x.to(memory_format=torch.channels_last)  # `contiguous` would leave the strides of one channel alone
-        return x
+        if self.x.dim() != 4 or x.device.type != "cpu":
+            return x
+        x = x.movedim(-3, -1).contiguous().movedim(-1, -3)
+        if x.shape[-3] > 1:
+            return x
+        return x.as_strided(x.shape, (*x.stride()[:-3], 1, *x.stride()[-2:]))  # one channel counts by its stride alone
 
     def counts(self, ids: np.ndarray) -> Tensor:
         """n_{i,c}: training samples per client and class."""

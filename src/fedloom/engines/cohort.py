@@ -17,7 +17,8 @@ from fedloom.core.task import Task
 from fedloom.core.tree import Tree, take, tree_map
 from fedloom.engines.workers import proceed
 
-EVAL_BATCH = 512
+EVAL_BATCH = 512  # samples that one model scores at once
+EVAL_IMAGES = 128  # of images on a CPU: what layers give for more is new memory every time, which costs a quarter
 EVAL_LOGITS = 1 << 24  # at once; a language model has a logit for every position and word
 Scores = dict[str, Tensor]  # split -> (correct, summed loss, samples) per client
 
@@ -109,11 +110,17 @@ def eval_rows(task: Task, most: int) -> int:
     return max(1, min(most, EVAL_LOGITS // task.network.logits))
 
 
+def eval_batch(task: Task, most: int = EVAL_BATCH) -> int:
+    """The same for one model alone."""
+    images = task.data.device.type == "cpu" and task.data.x.dim() == 4
+    return eval_rows(task, min(most, EVAL_IMAGES) if images else most)
+
+
 def score_client(task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     """Scores of one model on the given samples, without padding."""
     data = task.data
     total = torch.zeros(3, dtype=task.dtype, device=data.device)
-    for some in torch.split(rows, eval_rows(task, EVAL_BATCH)):
+    for some in torch.split(rows, eval_batch(task)):
         proceed()
         everyone = torch.ones(len(some), dtype=task.dtype, device=data.device)
         total = total + task.score(predict(data.samples(some)), data.y[some], everyone).sum(0)

@@ -30,6 +30,7 @@ from fedloom.engines.cohort import (
     Cohort,
     Outcome,
     Scores,
+    eval_batch,
     eval_rows,
     global_slot,
     keep_stats,
@@ -265,8 +266,8 @@ class Stacked:
         lists = data.splits[split]
         rows = torch.cat([lists[int(i)] for i in cohort.ids])
         found = []
-        for some in torch.split(rows, eval_rows(self.task, EVAL_ROWS[data.device.type] // 4)):
-            logits = self.task.predict(slot, data.prepare(data.x[some])).logits
+        for some in torch.split(rows, eval_batch(self.task, EVAL_ROWS[data.device.type] // 4)):
+            logits = self.task.predict(slot, data.samples(some)).logits
             everyone = torch.ones(len(some), dtype=self.task.dtype, device=data.device)
             found.append(self.task.score(logits, data.y[some], everyone))
         if not found:
