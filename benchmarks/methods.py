@@ -21,7 +21,7 @@ import torch
 
 from fedloom.comparison import label, parse_method
 from fedloom.config import resolve
-from fedloom.core.contract import Algorithm
+from fedloom.core.contract import Algorithm, Phase
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.network import Network
 from fedloom.core.task import Task
@@ -49,14 +49,15 @@ def make_task(model: str, clients: int, device: str) -> Task:
     return Task(data, network, lr=LR, batch_size=BATCH, rounds=1000)
 
 
-def steps(alg: Algorithm, task: Task) -> int:
-    """Client-steps of a round, where they are known beforehand."""
+def phase_steps(phase: Phase, task: Task) -> int:
+    """Client-steps of a phase in a round, where they are known beforehand."""
     ids = np.arange(task.clients)
-    total = 0
-    for phase in alg.phases(task):
-        epochs = np.full(len(ids), phase.epochs if isinstance(phase.epochs, int) else 1)
-        total += int(schedule.build(task, phase, 0, ids, 0, epochs).steps.sum())
-    return total
+    epochs = np.full(len(ids), phase.epochs if isinstance(phase.epochs, int) else 1)
+    return int(schedule.build(task, phase, 0, ids, 0, epochs).steps.sum())
+
+
+def steps(alg: Algorithm, task: Task) -> int:
+    return sum(phase_steps(phase, task) for phase in alg.phases(task))
 
 
 def measure(names: list[str], task: Task, mode: Mode, rounds: int) -> dict[str, tuple[int, float]]:
