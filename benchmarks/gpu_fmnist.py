@@ -24,18 +24,18 @@ in the same run.
 """
 
 import argparse
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from machine import ceiling, describe, forget_peak, give_up, head, peak, precision, row, seconds, wait
+from machine import ceiling, describe, forget_peak, give_up, head, peak, precision, row, seconds
 from methods import phase_steps
 from plain import PlainFedAvg
+from timing import first_rounds
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedloom.comparison import label, parse_method
@@ -46,47 +46,11 @@ from fedloom.core.federation import Federation, Ragged
 from fedloom.core.keys import fold, root
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves, take
-from fedloom.experiment import execute, find_device, make_data, make_task
+from fedloom.experiment import find_device, make_data, make_task
 
 METHODS = ["fedavg", "fedrep", "ditto", "pfedme", "gpfl", "plgu-lf", "pfedkt"]
 PRESET = "gpfl/fmnist-dirichlet"
 EVERY, WARM_UP = 2, 3  # one round in so many is evaluated; both kinds must have run before time counts
-
-
-class Enough(Exception):
-    """Ends a run that was asked for more rounds than are measured."""
-
-
-@dataclass
-class Clock:
-    """Called after every round; the first time when everything is ready."""
-
-    rounds: int  # of either kind
-    device: torch.device
-    start: float = field(default_factory=time.perf_counter)
-    at: list[float] = field(default_factory=list)
-
-    def __call__(self, done: int, total: int, scores: dict[str, Any] | None) -> None:
-        wait(self.device)
-        self.at.append(time.perf_counter())
-        if done == WARM_UP + EVERY * self.rounds:
-            raise Enough
-
-    def medians(self) -> tuple[float, float, float]:
-        """Seconds of set-up, of a round that is not evaluated, of one that is."""
-        took = np.diff(self.at)[WARM_UP:]
-        evaluated = (WARM_UP + 1 + np.arange(len(took))) % EVERY == 0
-        return self.at[0] - self.start, float(np.median(took[~evaluated])), float(np.median(took[evaluated]))
-
-
-def carry_out(configs: list[Config], data: Federation, clock: Clock) -> None:
-    """One run, or several at once."""
-    if len(configs) > 1:
-        give_up("--seeds must be 1: this version of FedLoom cannot train several runs at once.")
-    try:
-        execute(configs[0], data=data, on_round=clock)
-    except Enough:
-        return
 
 
 # -- what a client-step must do ---------------------------------------------------------------------------------------
@@ -256,9 +220,11 @@ def _measure(config: Config, task: Task, plain: Plain, machine: tuple[float, flo
     device, runs = task.data.device, args.seeds
     count = least(config.algorithm, task)
     forget_peak(device)
-    clock = Clock(args.rounds, device)
-    carry_out([config.with_seed(seed) for seed in range(runs)], task.data, clock)
-    set_up, training, whole = clock.medians()
+    seeds = [config.with_seed(seed) for seed in range(runs)]
+    set_up, took = first_rounds(seeds, task.data, WARM_UP + EVERY * args.rounds)
+    evaluated = np.arange(1, len(took) + 1) % EVERY == 0
+    counts = np.arange(len(took)) >= WARM_UP
+    training, whole = (float(np.median(np.array(took)[kind & counts])) for kind in (~evaluated, evaluated))
     best = runs * max(count.flops / machine[0], count.bytes / machine[1])
     row(
         label(config.algorithm), runs * count.steps, f"{set_up:.1f}", f"{training:.3f}", f"{whole:.3f}",

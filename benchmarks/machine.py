@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import os
 import platform
 import shlex
 import sys
@@ -114,10 +113,3 @@ def head(*names: str) -> None:
 def give_up(sentence: object) -> None:
     print(sentence, file=sys.stderr)
     raise SystemExit(2)
-
-
-def quiet() -> None:
-    """Others report neither home nor on the terminal."""
-    os.environ.update(
-        FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="1"
-    )

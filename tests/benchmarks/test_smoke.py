@@ -2,23 +2,42 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
+def run(name: str, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, FOLDER / f"{name}.py", "--quick", *options], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def table(text: str) -> list[dict[str, str]]:
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"]
+    return [dict(zip(lines[0], cells, strict=True)) for cells in lines[2:]]
+
+
 def test_engines():
-    command = [sys.executable, FOLDER / "engines.py", "--quick", "--models", "logreg", "mlp"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    rows = [line for line in done.stdout.splitlines() if line.startswith(("| logreg", "| mlp"))]
-    assert len(rows) == 4  # two models, equal and ragged sizes
-    assert all(row.count("x |") == 2 for row in rows)  # two gains
+    done = run("engines", "--models", "logreg", "mlp", "--batch", "5")
+    rows = table(done.stdout)
+    assert [(row["model"], row["sizes"]) for row in rows] == [
+        (model, sizes) for model in ("logreg", "mlp") for sizes in ("equal", "ragged")
+    ]
+    for row in rows:
+        gain = float(row["vectorized gain"].removesuffix("x"))
+        assert gain == pytest.approx(float(row["plain loop"]) / float(row["vectorized"]), rel=0.01)
+    assert "batch 5" in done.stdout
     assert "torch" in done.stdout
 
 
 def test_scale():
-    command = [sys.executable, FOLDER / "scale.py", "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = run("scale")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "|"]
     names, cases = rows[0], rows[2:]
     assert [case[:2] for case in cases] == [[n, store] for store in ("memory", "disk") for n in ("100", "1000")]
@@ -29,8 +48,41 @@ def test_scale():
 
 
 def test_methods():
-    command = [sys.executable, FOLDER / "methods.py", "--quick", "--methods", "ditto", "plgu-lf:D=1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = run("methods", "--methods", "ditto", "plgu-lf:D=1")
     rows = [line for line in done.stdout.splitlines() if line.startswith("| mlp")]
     assert [row.split("|")[2].strip() for row in rows] == ["fedavg", "ditto", "plgu-lf:D=1"]
     assert rows[0].endswith("| 1.00x |")
+
+
+def test_gpu_fmnist():
+    found = {row["method"]: row for row in table(run("gpu_fmnist", "--methods", "fedavg", "ditto").stdout)}
+    assert list(found) == ["fedavg", "ditto", "plain FedAvg"]
+    fedavg, ditto = found["fedavg"], found["ditto"]
+    # one sample through cnn4: 5x5 convolutions to 32x24x24 and 64x8x8, then 1024 -> 512 -> 10
+    conv1, rest = 2 * 32 * 24**2 * 25, 2 * (64 * 8**2 * 32 * 25 + 1024 * 512 + 512 * 10)
+    flops = 9 * 10 * (2 * conv1 + 3 * rest)  # 9 steps, batch 10; the first convolution needs no gradient of its input
+    assert float(fedavg["GFLOP"]) == pytest.approx(flops / 1e9, rel=1e-3)
+    assert float(ditto["GFLOP"]) == pytest.approx(2 * flops / 1e9, rel=1e-3)  # it trains two models
+    # bytes: parameters and gradients twice, what is kept of a sample twice (of poolings also where the maximum was)
+    parameters = 32 * 26 + 64 * (32 * 25 + 1) + 512 * 1025 + 10 * 513
+    kept = 4 * (32 * 24**2 + 64 * 8**2 + 512) + 12 * (32 * 12**2 + 64 * 4**2)
+    least = 9 * (4 * 4 * parameters + 10 * (2 * kept + 4 * 28**2))
+    assert float(fedavg["GB"]) == pytest.approx(least / 1e9, rel=0.01)
+    assert [row["client-steps"] for row in found.values()] == ["9", "18", "9"]
+    assert all(float(row["with evaluation"]) > 0 and row["gain over plain FedAvg"][-1] == "x" for row in found.values())
+    assert all(float(row["of the ceiling"].removesuffix(" %")) > 0 for row in (fedavg, ditto))
+
+
+def test_a_mistake_is_told_in_a_sentence():
+    done = run("gpu_fmnist", "--dtype", "float31", code=2)
+    assert done.stderr.strip() == "dtype cannot be 'float31'; did you mean 'float32'?"
+
+
+@pytest.mark.parametrize(("name", "package"), [("vs_flower", "flwr"), ("pfl_cifar10", "pfl")])
+def test_other_frameworks(name, package):
+    if find_spec(package) is None:
+        assert "pip install" in run(name, code=2).stderr
+    else:
+        gains = [row["gain"] for row in table(run(name).stdout)]
+        assert len(gains) == 2
+        assert all(float(gain.removesuffix("x")) >= 0 for gain in gains)

@@ -1,0 +1,43 @@
+"""How long the first rounds of a run take, the run being carried out as users do it."""
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from machine import give_up, wait
+
+from fedloom.config import Config
+from fedloom.core.federation import Federation
+from fedloom.experiment import execute
+
+
+class _Enough(Exception):
+    """Ends a run that was asked for more rounds than are measured."""
+
+
+@dataclass
+class _Clock:
+    """Called when everything is ready, and after every round."""
+
+    rounds: int
+    device: torch.device
+    at: list[float] = field(default_factory=lambda: [time.perf_counter()])
+
+    def __call__(self, done: int, total: int, scores: dict[str, Any] | None) -> None:
+        wait(self.device)
+        self.at.append(time.perf_counter())
+        if done == self.rounds:
+            raise _Enough
+
+
+def first_rounds(configs: list[Config], data: Federation, rounds: int) -> tuple[float, list[float]]:
+    """Seconds of set-up, and of each of so many rounds; all runs at once. The plan is that for all rounds of a run."""
+    if len(configs) > 1:
+        give_up("--seeds must be 1: this version of FedLoom cannot train several runs at once.")
+    clock = _Clock(rounds, data.device)
+    with contextlib.suppress(_Enough):
+        execute(configs[0], data=data, on_round=clock)
+    set_up, *took = (b - a for a, b in zip(clock.at, clock.at[1:], strict=False))
+    return set_up, took
