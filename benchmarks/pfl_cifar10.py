@@ -114,12 +114,13 @@ def fedloom(
 class Pfl:
     """The users as pfl wants them, and runs from the start."""
 
-    def __init__(self, x: np.ndarray, y: np.ndarray, users: int, cohort: int, device: torch.device) -> None:
+    def __init__(self, x: np.ndarray, y: np.ndarray, args: argparse.Namespace, device: torch.device) -> None:
         os.environ["PFL_PYTORCH_DEVICE"] = str(device)  # read when a tensor is made
         from pfl.data import FederatedDataset
         from pfl.data.dataset import Dataset
         from pfl.data.sampling import get_user_sampler
 
+        users = args.users
         shift, spread = (v.astype(np.float32)[:, None, None] for v in normalisation(x, users))
         pixels = torch.from_numpy(np.ascontiguousarray(((x / np.float32(255) - shift) / spread).transpose(0, 2, 3, 1)))
         pixels, labels = pixels.to(device), torch.from_numpy(y).to(device)
@@ -128,7 +129,7 @@ class Pfl:
             {i: (pixels[rows], labels[rows]) for i, rows in enumerate(parts)}, get_user_sampler("random", range(users))
         )
         self.central = Dataset(raw_data=[pixels[users * EACH :], labels[users * EACH :]])
-        self.cohort, self.device = cohort, device
+        self.cohort, self.dtype, self.device = args.cohort, args.dtype, device
 
     def run(self, rounds: int) -> tuple[float, float]:
         """Seconds of a round after the first ten, and the last accuracy."""
@@ -148,6 +149,7 @@ class Pfl:
             model=module,
             local_optimizer_create=torch.optim.SGD,
             central_optimizer=torch.optim.SGD(module.parameters(), SERVER_LR),
+            amp_dtype=torch.bfloat16 if self.dtype == "bf16" else None,
         )
         device, at, accuracies = self.device, list[float](), list[float]()
 
@@ -208,7 +210,7 @@ def metrics(self: nn.Module, x: Tensor, y: Tensor, eval: bool = True) -> dict[st
 def measure(args: argparse.Namespace) -> None:
     device = find_device(args.device)
     x, y = images(args.users * EACH + args.tests)
-    data, theirs = federation(x, y, args.users), Pfl(x, y, args.users, args.cohort, device)
+    data, theirs = federation(x, y, args.users), Pfl(x, y, args, device)
     half = args.pfl_rounds // 2
     print(
         f"{args.users} users of {EACH} samples, {args.cohort} in a round, batch {BATCH}, {args.rounds} rounds, ", end=""
@@ -240,7 +242,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1500, help="of FedLoom, and what pfl's time is multiplied by")
     parser.add_argument("--pfl-rounds", type=int, default=200, help="of pfl, a multiple of 20")
-    parser.add_argument("--dtype", default="float32", help="as the setting of a run")
+    parser.add_argument("--dtype", default="float32", help="as the setting of a run; pfl has no float64")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--quick", action="store_true", help="a smoke run: 6 users, 2 in each of 20 rounds")
     args = parser.parse_args()
@@ -249,6 +251,8 @@ def main() -> None:
         args.rounds, args.pfl_rounds = 20, 40
     if args.pfl_rounds % (2 * EVERY) or args.pfl_rounds < 4 * EVERY or args.rounds <= EVERY:
         give_up("--pfl-rounds must be a multiple of 20 from 40 on, and --rounds above 10.")
+    if args.dtype == "float64":
+        give_up("pfl does not train in float64; use --dtype float32.")
     try:
         version("pfl")
     except ModuleNotFoundError:
