@@ -197,7 +197,7 @@ class Network:
     def apply_head(self, params: Params, buffers: Params, features: Tensor) -> Tensor:
         """The head alone, in evaluation mode, for methods that transform the features first."""
         with _forward(_Pass(train=False, given={**params, **buffers})), self._rounding():
-            return self._mine.head(features).to(self._dtype)  # type: ignore[no-any-return]
+            return self._mine.head(features).to(self._dtype)
 
     def _rounding(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.type, torch.bfloat16) if self.half else nullcontext()
