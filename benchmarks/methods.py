@@ -62,9 +62,14 @@ def steps(alg: Algorithm, task: Task) -> int:
 
 def measure(names: list[str], task: Task, mode: Mode, rounds: int) -> dict[str, tuple[int, float]]:
     """Client-steps of a round and median seconds, by method."""
-    plan = Plan(mode, "captured" if task.data.device.type == "cuda" else "traced", chunk=task.clients)
+    captured = task.data.device.type == "cuda"
+    workers = 0 if captured or torch.get_num_threads() < 2 else torch.get_num_threads()
+    if mode == "stacked":
+        plan = Plan(mode, "captured" if captured else "traced", chunk=task.clients)
+    else:
+        plan = Plan(mode, "eager" if captured else "traced", workers=workers)
     algs = [resolve({"algorithm": parse_method(name)}).algorithm for name in names]
-    runs = [Rounds(alg, task, 0, plan=replace(plan, chunk=1) if alg.turns else plan) for alg in algs]
+    runs = [Rounds(alg, task, 0, plan=replace(plan, chunk=1, workers=0) if alg.turns else plan) for alg in algs]
     times = [[run.advance(evaluate=False).train_seconds for run in runs] for _ in range(rounds + 1)][1:]
     return {label(alg): (steps(alg, task), float(t)) for alg, t in zip(algs, np.median(times, axis=0), strict=True)}
 

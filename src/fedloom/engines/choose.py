@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedloom.core.autodiff import vmap
-from fedloom.core.contract import Algorithm, Batch, Phase
+from fedloom.core.contract import Algorithm, Phase
 from fedloom.core.memory import free_memory, let_go, out_of_memory
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, size_bytes, tree_flatten
@@ -35,6 +35,8 @@ log = logging.getLogger("fedloom")
 
 MEMORY_SHARE = 0.5  # of what is free now, for a chunk
 MARGIN = 0.9  # stacking takes more memory: it must save a tenth of the time
+TRACE_PAYS = 2.0  # seconds of all rounds, below which nothing is traced
+ALONE = Plan("per-client", scoring="per-client")
 STATE_COPIES = 6  # work, its result, what is kept, what is sent, one more of each while they change hands
 COMPILE = 120.0  # seconds of captured steps from which on the compiler is tried
 SHRINKS = (0.6, 0.7, 0.8, 0.9)
@@ -51,7 +53,7 @@ class Option:
 
 def make_executor(alg: Algorithm, task: Task, plan: Plan) -> Executor:
     if plan.mode == "per-client":
-        return PerClient(alg, task, workers=plan.workers)
+        return PerClient(alg, task, plan)
     return Stacked(alg, task, plan)
 
 
@@ -95,31 +97,46 @@ def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str
 
     if not captured:
         stacked.append(measure(Plan("stacked", "eager", scoring, chunk)))
-    if captured or min(o.seconds for o in (alone, *stacked)) * task.rounds > 2.0:  # below, a trace does not pay
+    if captured or min(o.seconds for o in (alone, *stacked)) * task.rounds > TRACE_PAYS:
         stacked.append(measure(Plan("stacked", replay, scoring, chunk, convolutions=ways)))
         if captured and stacked[-1].seconds * task.rounds > COMPILE:
             stacked.append(measure(replace(stacked[-1].plan, compiled=True)))
-    best = min(stacked, key=lambda o: o.seconds * task.rounds + o.once)
-    if best.seconds * task.rounds + best.once > MARGIN * alone.seconds * task.rounds:
+    best = min(stacked, key=partial(_whole, task=task))
+    if _whole(best, task) > MARGIN * _whole(alone, task):
         best = alone
     rates = ", ".join(f"{_label(o.plan)} {o.seconds:.3g} s" for o in (alone, *stacked))
     return replace(best, plan=replace(best.plan, reason=f"expected per round: {rates}"))
 
 
 def _one_by_one(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int) -> Option:
-    """With all threads for one client after another, or with clients side by side."""
+    """With all threads for one client after another, or with clients side by side; from a trace where it pays."""
     measure = partial(_measure_per_client, alg, task, cohort, evaluated)
-    alone, workers = measure(), min(torch.get_num_threads(), len(cohort))
-    if task.data.device.type != "cpu" or workers < 2:
-        return alone
-    together = measure(workers)
-    return together if together.seconds < MARGIN * alone.seconds else alone
+    best, workers = measure(ALONE), min(torch.get_num_threads(), len(cohort))
+    if task.data.device.type != "cpu":
+        return best
+    if workers > 1:
+        together = measure(replace(ALONE, workers=workers))
+        best = together if together.seconds < MARGIN * best.seconds else best
+    if best.seconds * task.rounds > TRACE_PAYS:
+        try:
+            traced = measure(replace(best.plan, replay="traced"))
+        except Exception:  # any operation may lack what tracing needs
+            log.info("A client's step cannot be traced.", exc_info=True)
+            return best
+        best = traced if _whole(traced, task) < MARGIN * _whole(best, task) else best
+    return best
+
+
+def _whole(option: Option, task: Task) -> float:
+    """Expected seconds of all rounds."""
+    return option.seconds * task.rounds + option.once
 
 
 def _label(plan: Plan) -> str:
     if plan.mode == "stacked":
         return f"stacked ({'compiled' if plan.compiled else plan.replay})"
-    return f"per-client ({plan.workers} side by side)" if plan.workers else plan.mode
+    notes = [plan.replay] * (plan.replay != "eager") + [f"{plan.workers} side by side"] * (plan.workers > 0)
+    return f"per-client ({', '.join(notes)})" if notes else plan.mode
 
 
 def _chunk(alg: Algorithm, task: Task, cohort: Cohort, ways: dict[str, Way] | None = None) -> int:
@@ -211,11 +228,15 @@ def _scoring(alg: Algorithm, task: Task, cohort: Cohort) -> Mode:
 
 
 @torch.no_grad()
-def _measure_per_client(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, workers: int = 0) -> Option:
+def _measure_per_client(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, plan: Plan = ALONE) -> Option:
     """Times a few steps of the largest client; with workers, as many of it at once as there are."""
-    plan = Plan("per-client", scoring="per-client", workers=workers)
     largest = int(np.argmax(task.data.splits["train"].sizes[cohort.ids]))
-    down, _, info, start = PerClient(alg, task).start(cohort.rows(np.array([largest])), 0)
+    one = cohort.rows(np.array([largest]))
+    executor, started = PerClient(alg, task, plan), time.perf_counter()
+    for kind in executor.phases:
+        executor.get_ready(kind, one)
+    once = time.perf_counter() - started if plan.replay == "traced" else 0.0
+    down, _, info, start = executor.start(one, 0)
     total, work = 0.0, start
     for kind, index, phase in _all_phases(alg, task):
         work = work if index else start
@@ -223,16 +244,17 @@ def _measure_per_client(alg: Algorithm, task: Task, cohort: Cohort, evaluated: i
             work = phase.enter(task, work, down, info)
         timetable = _schedule(task, phase, cohort, _epochs(phase))
         batches = list(itertools.islice(timetable.batches(task, largest), 5))
+        if not batches:
+            continue
+        steps = partial(executor.advance, (kind, index), phase, work, batches, down, info)
+        measured = partial(_at_once, steps, plan.workers) if plan.workers else steps
+        each = _seconds(measured, task.data.device) / len(batches)
+        total += _share(kind, evaluated, cohort) * each * _longest(timetable.steps, max(1, plan.workers))
+    return Option(plan, executor, total, once)
 
-        def steps(_: int = 0, phase: Phase = phase, work: Tree = work, batches: list[Batch] = batches) -> None:
-            for batch in batches:
-                work = phase.step(task, work, batch, down, info)
 
-        if batches:
-            measured = partial(side_by_side, steps, range(workers), workers) if workers else steps
-            each = _seconds(measured, task.data.device) / len(batches)
-            total += _share(kind, evaluated, cohort) * each * _longest(timetable.steps, max(1, workers))
-    return Option(plan, make_executor(alg, task, plan), total)
+def _at_once(f: Callable[[], object], workers: int) -> None:
+    side_by_side(lambda _: f(), range(workers), workers)
 
 
 def _longest(steps: np.ndarray, workers: int) -> int:

@@ -68,6 +68,11 @@ class Schedule:
                 rows = rows[..., : width[step]]
                 yield Batch(task.data.samples(rows), task.data.y[rows], mask[..., : width[step]], *rest)
 
+    def full_batch(self, task: Task) -> Batch:
+        """What a batch looks like when it is full, filled up with the first client's first sample."""
+        rows, mask, *rest = (v[0, 0] for v in self.window(task, np.zeros(1, np.int64), np.zeros(1, np.int64)))
+        return Batch(task.data.samples(rows), task.data.y[rows], torch.ones_like(mask), *rest)
+
     def window(self, task: Task, clients: np.ndarray, k: np.ndarray) -> Window:
         """Batches of steps k for the clients, padded to full size. Rows beyond a client's last step are garbage."""
         start, count, epoch, j = self.locate(clients[None, :], k[:, None])

@@ -140,13 +140,20 @@ def overwrite(module: GraphModule, first: int, counter: int) -> None:
 
 def _root(node: Node) -> Node:
     """What a view is a view of."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
-        schema = getattr(node.target, "_schema", None)
-        views = schema is not None and any(r.alias_info is not None for r in schema.returns)
-        if not views and node.target not in _VIEWS and node.target is not operator.getitem:
-            break
-        node = node.args[0]
+    while is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
     return node
+
+
+def is_view(node: Node) -> bool:
+    """Does it show the memory of its first argument?"""
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        annotated = any(value.alias_info is not None for value in node.target._schema.returns)
+        return annotated or node.target is aten._unsafe_view.default
+    source = node.args[0]  # an item of several results
+    return isinstance(source, Node) and is_view(source)
 
 
 def used_inputs(module: GraphModule) -> list[bool]:
