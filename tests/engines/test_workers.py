@@ -176,7 +176,7 @@ def test_workers_are_chosen_where_they_pay_and_the_plan_says_so(monkeypatch):
     task, seconds = make_task(RAGGED, rounds=1000), {}
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(
-        choose, "_measure_per_client", lambda *a: choose.Option(a[5], None, seconds[a[5].workers, a[5].replay])
+        choose, "_measure_per_client", lambda *a: choose.Option(a[4], None, seconds[a[4].workers, a[4].replay])
     )
     keys = ((0, "eager"), (4, "eager"), (0, "traced"), (4, "traced"))
     for times, expected in (
