@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedloom.data.sets.own import OwnData
     from fedloom.deviation import deviations
     from fedloom.experiment import Result, load, run
+    from fedloom.search import Sweep, sweep
 
 __version__ = "0.1.0"
 
@@ -28,11 +29,12 @@ _HOMES = {
     "fedloom.data.sets.own": ("OwnData",),
     "fedloom.deviation": ("deviations",),
     "fedloom.experiment": ("Result", "load", "run"),
+    "fedloom.search": ("Sweep", "sweep"),
 }
 
 __all__ = [
     "Algorithm", "Batch", "Comparison", "Draw", "Federation", "Info", "OwnData", "Phase", "Ragged", "Result", "Slot",
-    "Task", "UserError", "compare", "deviations", "federation", "load", "run", "setting",
+    "Sweep", "Task", "UserError", "compare", "deviations", "federation", "load", "run", "setting", "sweep",
 ]  # fmt: skip
 
 

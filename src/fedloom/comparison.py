@@ -27,7 +27,7 @@ from fedloom.metrics.leaderboard import BASELINE, METRICS, UNSEEN, Chosen, Score
 from fedloom.metrics.scores import trend
 from fedloom.models.zoo import Model
 from fedloom.report.leaderboard import selected, to_csv, to_latex, to_markdown
-from fedloom.runs.directory import alone, check_empty, check_same, unused
+from fedloom.runs.directory import alone, check_empty, check_kind, check_same, unused
 
 METHODS = (BASELINE, "fedavg", "fedrep", "ditto")
 OnMethod = Callable[[str, Sequence[int], int, int], OnRound | None]  # label, seeds, methods done, methods in all
@@ -96,12 +96,7 @@ def _check_seed(request: Mapping[str, Any]) -> None:
 
 def read_comparison(folder: Path) -> tuple[list[str], list[int], Request]:
     """Methods, seeds and request of the comparison in a folder."""
-    if not folder.is_dir():
-        raise UserError(f"There is no comparison {folder}.")
-    if not (folder / "compare.yaml").exists():
-        if (folder / "config.yaml").exists():
-            raise UserError(f"{folder} holds a single run; use 'fedloom run --resume {folder}'.")
-        raise UserError(f"{folder} is not a comparison: it has no compare.yaml.")
+    check_kind(folder, "compare.yaml")
     request = read_request(folder / "compare.yaml")
     methods, seeds = request.pop("methods", None), request.pop("seeds", None)
     if not isinstance(methods, list) or not isinstance(seeds, list):

@@ -465,6 +465,9 @@ def _advance(
         if any(wish.asked or run.ended or directory.checkpoints.due(run.rounds) for directory, run in places):
             for directory, run in places:
                 directory.keep_round(run.rounds, run.records)
+            cost = sum(directory.checkpoints.cost for directory, _ in places)
+            for directory, _ in places:
+                directory.checkpoints.cost = cost  # one is due when all are, and all of them take time
         if wish.asked and not all(run.ended for run in runs):
             raise _stopped(runs)
     return [run.result() for run in runs]

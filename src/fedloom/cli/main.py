@@ -21,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data.app, name="data")
+FILES = ("config.yaml", "compare.yaml", "sweep.yaml")  # what a folder has from which something goes on
 UsageError: Any = typer.BadParameter.__base__  # typer exports the leaves of its exceptions only
 
 PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
@@ -95,11 +96,53 @@ def compare(
         found = _stoppable(
             lambda: carry_out(
                 configs, numbers, out=folder, resume=resume is not None,
-                on_method=lambda label, seeds, done, total: bar(f"{done + 1}/{total} {label}, {show.seeds(seeds)}"),
+                on_method=lambda label, seeds, done, total: bar(
+                    f"{done + 1}/{total} {label}, {show.counted(len(seeds), 'seed')}"
+                ),
             ),
             "compare", folder,
         )  # fmt: skip
     show.comparison(out, found)
+
+
+@app.command()
+@with_settings(without="seed")
+def sweep(
+    request: Request,
+    algorithm: Annotated[
+        str | None, typer.Argument(help="method, see 'fedloom list algorithms' [ditto]", show_default=False)
+    ] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option("--grid", help="a setting and its values: lr=0.005,0.01", metavar="KEY=VALUES")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="how many (3), or which (4,7,9) [1]", **PLAIN)] = None,
+    out_: Out = None,
+    resume: Resume = None,
+    no_save: NoSave = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run one method with all combinations of some settings, and rank them on validation data."""
+    log(verbose)
+    from fedloom.config import combine
+    from fedloom.search import carry_out, configurations, parse_grid, parse_seeds, read_sweep
+
+    _one_place(out_, resume, no_save)
+    values, numbers, before = read_sweep(resume) if resume is not None else ({}, [0], {})
+    listed, counted = request.pop("grid", None), request.pop("seeds", numbers)
+    values = parse_grid(grid or listed) if grid or listed or not values else values
+    numbers = parse_seeds(counted if seeds is None else seeds)
+    asked = combine(before, request, {"algorithm": algorithm} if algorithm is not None else {})
+    names = ["sweep", algorithm or "ditto", Path(show.data_name(request.get("dataset", {}))).stem]
+    folder = None if no_save else resume or out_ or _free_folder("-".join(names))
+    with show.progress(err) as bar:
+        found = _stoppable(
+            lambda: carry_out(
+                configurations(asked), values, numbers, out=folder, resume=resume is not None,
+                on_group=lambda name, runs, done, total: bar(f"{done + 1}/{total} {name}, {show.counted(runs, 'run')}"),
+            ),
+            "sweep", folder,
+        )  # fmt: skip
+    show.sweep(out, found)
 
 
 KINDS = ("algorithms", "datasets", "models", "partitions", "presets")
@@ -151,7 +194,7 @@ def _stoppable(job: Any, command: str, folder: Path | None) -> Any:
         return job()
     except KeyboardInterrupt as stop:
         err.print(f"{str(stop).capitalize() or 'Stopped'}.", highlight=False)
-        if folder is not None and any((folder / name).exists() for name in ("config.yaml", "compare.yaml")):
+        if folder is not None and any((folder / name).exists() for name in FILES):
             err.print(f"Continue with: fedloom {command} --resume {folder}", highlight=False, soft_wrap=True)
         sys.exit(130)
 

@@ -1,4 +1,4 @@
-"""Options that `run`, `compare` and `data` share, and the request that they add up to."""
+"""Options that `run`, `compare`, `sweep` and `data` share, and the request that they add up to."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.report import sweep as sweep_table
 from fedloom.report.leaderboard import (
     COLUMNS,
     UNSEEN,
@@ -30,6 +31,7 @@ from fedloom.report.leaderboard import (
 if TYPE_CHECKING:
     from fedloom.comparison import Comparison
     from fedloom.experiment import OnRound, Result
+    from fedloom.search import Sweep
 
 HIDDEN = ("settings", "usual", "paper", "licence", "model", "partition")  # shown for one thing, not in a list
 METRICS = {
@@ -78,8 +80,8 @@ def progress(console: Console) -> Iterator[Callable[[str], OnRound | None]]:
         yield start
 
 
-def seeds(which: Sequence[int]) -> str:
-    return f"{len(which)} {'seed' if len(which) == 1 else 'seeds'}"
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number != 1)
 
 
 @contextmanager
@@ -151,7 +153,7 @@ def comparison(console: Console, found: Comparison) -> None:
     rows, c = main_rows(found.board), found.config
     console.print(
         f"[bold]{len(rows)} methods[/] on {data_name(c['dataset'])}: {_named(c['partition'])}, {_named(c['model'])}, "
-        f"{c['rounds']} rounds, {seeds(c['seeds'])}",
+        f"{c['rounds']} rounds, {counted(len(c['seeds']), 'seed')}",
         highlight=False,
     )
     title = "\nPersonal models, test accuracy over clients, %"
@@ -181,6 +183,28 @@ def comparison(console: Console, found: Comparison) -> None:
     if found.folder is not None:
         names = f"Leaderboard as CSV, Markdown and LaTeX, and all runs: {found.folder}"
         console.print(names, highlight=False, soft_wrap=True)
+
+
+def sweep(console: Console, found: Sweep) -> None:
+    """All combinations, the best on validation data first."""
+    c, keys = found.config, [line.partition("=")[0] for line in found.config["grid"]]
+    console.print(
+        f"[bold]{c['algorithm']['name']}[/] on {data_name(c['dataset'])}: "
+        f"{counted(len(found.table), 'combination')} of {', '.join(keys)}, {c['rounds']} rounds, "
+        f"{counted(len(c['seeds']), 'seed')}",
+        highlight=False,
+    )
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for i, title in enumerate(sweep_table.titles(keys)):
+        table.add_column(Text(title), justify="left" if i < len(keys) else "right")
+    for row in found.table:
+        table.add_row(*(Text(text) for text in sweep_table.cells(row, keys, between=" ±")))
+    console.print(table)
+    console.print(f"{sweep_table.CAPTION}\n", style="dim", highlight=False)
+    if found.command is not None:
+        console.print(Text.assemble("Run the best one: ", (found.command, "bold")), soft_wrap=True)
+    if found.folder is not None:
+        console.print(f"The table as CSV and Markdown, and all runs: {found.folder}", highlight=False, soft_wrap=True)
 
 
 def _unseen(console: Console, rows: list[dict[str, Any]]) -> None:

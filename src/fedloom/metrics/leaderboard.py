@@ -64,22 +64,22 @@ def _row(
     chosen = [run.views[view][selection] for run in runs]
     row: dict[str, Any] = {"method": label, "model": view, "selection": selection, "seeds": len(runs)}
     for metric in METRICS:
-        row |= _over_seeds(metric, [one.metrics[metric] for one in chosen])
+        row |= over_seeds(metric, [one.metrics[metric] for one in chosen])
     pairs = [(one, alone[run.seed][selection]) for run, one in zip(runs, chosen, strict=True) if run.seed in alone]
     change = [one.acc - base.acc for one, base in pairs if np.array_equal(one.clients, base.clients)]
     if change:
-        row |= _over_seeds("gain", [float(np.nanmean(c)) for c in change])
-        row |= _over_seeds("harmed", [100 * float(np.mean(c[~np.isnan(c)] < 0)) for c in change])
+        row |= over_seeds("gain", [float(np.nanmean(c)) for c in change])
+        row |= over_seeds("harmed", [100 * float(np.mean(c[~np.isnan(c)] < 0)) for c in change])
     for metric in chosen[0].unseen:
-        row |= _over_seeds(metric, [one.unseen[metric] for one in chosen])
+        row |= over_seeds(metric, [one.unseen[metric] for one in chosen])
     if trends := [run.trends[view] for run in runs if not math.isnan(run.trends[view])]:
-        row |= _over_seeds("trend", trends)
-    row |= _over_seeds("round", [float(one.round) for one in chosen])
+        row |= over_seeds("trend", trends)
+    row |= over_seeds("round", [float(one.round) for one in chosen])
     for cost in ("bytes_down", "bytes_up", "train_seconds", "eval_seconds"):
         row[cost] = float(np.mean([getattr(run, cost) for run in runs]))
     return row
 
 
-def _over_seeds(name: str, values: list[float]) -> dict[str, float | None]:
+def over_seeds(name: str, values: list[float]) -> dict[str, float | None]:
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return {name: float(np.mean(values)), f"{name}_std": None if spread is None or math.isnan(spread) else spread}

@@ -71,12 +71,7 @@ class Directory:
 
     def config(self) -> Request:
         """The configuration of the run that is here."""
-        if not self.path.is_dir():
-            raise UserError(f"There is no run directory {self.path}.")
-        if not (self.path / "config.yaml").exists():
-            if (self.path / "compare.yaml").exists():
-                raise UserError(f"{self.path} holds a comparison; use 'fedloom compare --resume {self.path}'.")
-            raise UserError(f"{self.path} is not a run directory: it has no config.yaml.")
+        check_kind(self.path, "config.yaml")
         return read_request(self.path / "config.yaml")
 
     def check(self, config: Request, resume: bool) -> bool:
@@ -227,12 +222,32 @@ class Directory:
             raise UserError(f"{self.path} is damaged: {error}.") from None
 
 
+KINDS = {  # by the file that says what was asked for: what it is, and the command that continues it
+    "config.yaml": ("run directory", "a single run", "run"),
+    "compare.yaml": ("comparison", "a comparison", "compare"),
+    "sweep.yaml": ("sweep", "a sweep", "sweep"),
+}
+
+
+def check_kind(path: Path, file: str) -> None:
+    """Is it the folder of a run, of a comparison, of a sweep?"""
+    what = KINDS[file][0]
+    if not path.is_dir():
+        raise UserError(f"There is no {what} {path}.")
+    if (path / file).exists():
+        return
+    for other, (_, name, command) in KINDS.items():
+        if (path / other).exists():
+            raise UserError(f"{path} holds {name}; use 'fedloom {command} --resume {path}'.")
+    raise UserError(f"{path} is not a {what}: it has no {file}.")
+
+
 def check_empty(path: Path) -> None:
     """A folder that does not exist yet, or has nothing in it."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; give a folder that does not exist yet.")
     with told(path):
-        if any((path / name).exists() for name in ("config.yaml", "compare.yaml")):
+        if any((path / name).exists() for name in KINDS):
             raise UserError(f"{path} is in use already; continue with --resume {path}, or give another folder.")
         if not unused(path):
             raise UserError(f"{path} is not empty; give a folder that does not exist yet.")
