@@ -12,7 +12,8 @@ from torch import nn
 import fedloom
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.config import configure, describe
-from fedloom.experiment import make_task
+from fedloom.core.tree import size_bytes
+from fedloom.experiment import alike, execute, execute_together, make_task
 from fedloom.metrics.scores import summarize
 
 
@@ -157,3 +158,61 @@ def test_a_client_without_validation_samples_does_not_count_there():
 def test_precision_is_that_of_all_tensors(dtype):
     result = fedloom.run("scaffold", rounds=1, clients=4, dtype=dtype)
     assert {v.dtype for v in result.server["w"].values()} == {getattr(torch, dtype)}
+
+
+class Crash(Exception):
+    pass
+
+
+def stop_at(count):
+    def on_round(done, total, row):
+        if done == count:
+            raise Crash
+
+    return on_round
+
+
+SMALL = {"clients": 4, "rounds": 5, "plan": "stacked-eager", "checkpoint_every": 1, "dtype": "float64"}
+
+
+def test_a_run_that_is_ahead_waits_for_those_it_goes_on_with(tmp_path):
+    """Two seeds die in their second round; one is continued by itself, and dies in its fifth; then both go on."""
+    configs = [configure("ditto", values={**SMALL, "seed": seed}) for seed in (1, 2)]
+    folders = [tmp_path / "one", tmp_path / "two"]
+    with pytest.raises(Crash):
+        execute_together(configs, out=folders, on_round=stop_at(4))
+    with pytest.raises(Crash):
+        execute(configs[1], out=folders[1], resume=True, on_round=stop_at(5))
+    assert sorted(p.name for p in folders[1].glob("checkpoints/*"))[0] == "round-00000003.safetensors"
+    seen = []
+    found = execute_together(configs, out=folders, resume=True, on_round=lambda *told: seen.append(told[:2]))
+    assert seen == [(1 + 4, 10), (2 + 4, 10), (3 + 4, 10), (4 + 4, 10), (10, 10)]
+    for config, folder, result in zip(configs, folders, found, strict=True):
+        alone = execute(config)
+        assert [row["round"] for row in result.rounds] == [1, 2, 3, 4, 5]
+        for mine, whole in zip(result.rounds, alone.rounds, strict=True):
+            assert mine == pytest.approx(whole, rel=1e-9, nan_ok=True)
+        assert fedloom.load(folder).last() == result.last()
+
+
+def test_runs_are_alike_that_differ_in_seeds_and_plain_numbers():
+    settings = [{}, {"seed": 1}, {"lr": 0.3}, {"lam": 0.7, "momentum": 0.5}, {"clip": 1.0}, {"personal_epochs": 2}]
+    settings += [{"batch_size": 5}, {"clip": 2.0}, {"partition_seed": 4}]
+    configs = [configure("ditto", values=values) for values in settings]
+    assert alike(configs) == [[0, 1, 2, 3], [4, 7], [5], [6], [8]]
+    models = [nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(2)]
+    configs = [configure("fedavg", model=model, head="1", values={"seed": seed}) for model in models for seed in (0, 1)]
+    assert alike(configs) == [[0, 1], [2, 3]]
+
+
+def test_runs_whose_state_does_not_fit_memory_together_go_one_after_another(monkeypatch):
+    configs = [configure("local", values={**SMALL, "rounds": 2, "seed": seed}) for seed in range(3)]
+    whole = execute_together(configs)
+    state = size_bytes(whole[0].store)
+    monkeypatch.setattr("fedloom.experiment.free_memory", lambda device: 2 * 2 * state)
+    seen = []
+    found = execute_together(configs, on_round=lambda *told: seen.append(told[:2]))
+    assert seen == [(0, 6), (2, 6), (4, 6), (4, 6), (5, 6), (6, 6)]  # two, then the third
+    assert [result.plan["runs"] for result in found] == [2, 2, 1]
+    for mine, expected in zip(found, whole, strict=True):
+        assert mine.last() == pytest.approx(expected.last(), rel=1e-9, nan_ok=True)

@@ -98,8 +98,7 @@ class Crash(Exception):
 
 
 def test_a_sweep_that_died_goes_on_to_the_same_bytes(done, tmp_path, monkeypatch):
-    """Between the checkpoints of two of its runs: they go on together from the round that all have. One of them goes on
-    by itself as well, and is then ahead of the others."""
+    """Between the checkpoints of two of its runs: they go on together from the round that all have."""
     folder, saved = tmp_path / "mine", []
     save = fedloom.experiment.Directory.keep_round
 
@@ -123,27 +122,6 @@ def test_a_sweep_that_died_goes_on_to_the_same_bytes(done, tmp_path, monkeypatch
         for name in SAME:
             assert (mine / name).read_bytes() == (whole / name).read_bytes(), name
         assert (mine / "run.log").read_text().count("Finished.") == 1
-
-
-def test_a_run_that_is_ahead_waits_for_the_others(done, tmp_path):
-    """Two rounds of all; then one goes on by itself to the end; then all the others."""
-    folder, one = tmp_path / "mine", "runs/lr=0.1,lam=0.1/seed-1"
-
-    def stop(*about):
-        def on_round(t, rounds, row):
-            if t == 16:
-                raise Crash
-
-        return on_round
-
-    with pytest.raises(Crash):
-        sweep("ditto", grid=GRID, seeds=2, out=folder, on_group=stop, **TASK)
-    assert not (folder / one / "summary.json").exists()
-    alone = fedloom.run("ditto", lr=0.1, lam=0.1, seed=1, out=folder / one, resume=True, **TASK)
-    assert len(alone.rounds) == 3
-    found = sweep("ditto", grid=GRID, seeds=2, out=folder, resume=True, **TASK)
-    for mine, whole in zip(found.table, done.table, strict=True):
-        assert mine["val_acc_mean"] == pytest.approx(whole["val_acc_mean"], rel=1e-9)
 
 
 def test_a_finished_sweep_is_not_trained_again(done):

@@ -14,7 +14,7 @@ from fedloom.core.settings import setting
 from fedloom.core.tree import leaves, scale
 from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
-from fedloom.engines.together import Together, differing, groups
+from fedloom.engines.together import Together, Varied, differing, groups
 
 EAGER = Plan("stacked", "eager", chunk=4)
 SHORT = {"dap-fl": {"ep_max": 2}, "page": {"ep_max": 2}, "fedrecon": {"query_epochs": 2}}
@@ -159,9 +159,11 @@ class Passing(FedAvg):
 
 
 def test_a_number_that_shapes_the_phases_has_one_value_in_a_group():
-    alg = Passing()
-    runs = [Rounds(Passing(share), task_for(alg), 3, plan=None) for share in (1.0, 0.5)]
-    assert [len(group) for group in groups(runs)] == [1, 1]
+    task = task_for(Passing())
+    runs = [Rounds(Passing(share), task, 3, plan=None) for share in (1.0, 0.5)]
+    assert groups(runs) == [[0], [1]]
+    with pytest.raises(TypeError, match="'epochs' of a phase depends"):
+        Varied((Passing(1.0), Passing(0.5)), (task, task)).phases(task)
 
 
 def test_the_plan_is_made_for_all_and_says_so():
