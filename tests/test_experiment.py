@@ -172,12 +172,15 @@ def stop_at(count):
     return on_round
 
 
-SMALL = {"clients": 4, "rounds": 5, "plan": "stacked-eager", "checkpoint_every": 1, "dtype": "float64"}
+SMALL = {
+    "clients": 4, "per_client": 40, "width": 8, "rounds": 5, "plan": "stacked-eager", "checkpoint_every": 1,
+    "dtype": "float64",
+}  # fmt: skip
 
 
 def test_a_run_that_is_ahead_waits_for_those_it_goes_on_with(tmp_path):
     """Two seeds die in their second round; one is continued by itself, and dies in its fifth; then both go on."""
-    configs = [configure("ditto", values={**SMALL, "seed": seed}) for seed in (1, 2)]
+    configs = [configure("ditto", "synthetic", model="mlp", values={**SMALL, "seed": seed}) for seed in (1, 2)]
     folders = [tmp_path / "one", tmp_path / "two"]
     with pytest.raises(Crash):
         execute_together(configs, out=folders, on_round=stop_at(4))
@@ -206,7 +209,9 @@ def test_runs_are_alike_that_differ_in_seeds_and_plain_numbers():
 
 
 def test_runs_whose_state_does_not_fit_memory_together_go_one_after_another(monkeypatch):
-    configs = [configure("local", values={**SMALL, "rounds": 2, "seed": seed}) for seed in range(3)]
+    configs = [
+        configure("local", "synthetic", model="mlp", values={**SMALL, "rounds": 2, "seed": seed}) for seed in range(3)
+    ]
     whole = execute_together(configs)
     state = size_bytes(whole[0].store)
     monkeypatch.setattr("fedloom.experiment.free_memory", lambda device: 2 * 2 * state)
