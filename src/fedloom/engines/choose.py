@@ -169,7 +169,8 @@ def rehearse(alg: Algorithm, task: Task, few: Cohort, ways: dict[str, Way] | Non
             inputs = [*(v[0] for v in tables), *tree_flatten(work)[0], *sides, *shared, task.data.x, task.data.y]
             most = max(most, peak_bytes(trace(StackedStep(task, phase, work, few, plan), inputs)))
     stacked.report(work, few)
-    _, _, model = stacked.finish(work, few)
+    stacked.finish(work, few)
+    model = stacked.trained(work, few)
     x = task.data.prepare(task.data.x[task.data.splits["train"].flat[:1]])
     vmap(lambda mine: alg.logits(task, mine, x))(model)
     state = STATE_COPIES * (size_bytes(work) + size_bytes(few.own)) + PARTS_COPIES * size_bytes(few.parts)

@@ -110,6 +110,8 @@ class Stacked:
         pieces = -(-len(cohort) // self.plan.chunk)
         chunks = np.array_split(np.argsort(cohort.ids, kind="stable"), pieces)
         groups = [chunk[np.argsort(-sizes[chunk], kind="stable")] for chunk in chunks]
+        if pieces == 1 and not cohort.by_run and np.array_equal(groups[0], np.arange(len(cohort))):
+            return job(cohort)
         done = [job(cohort.rows(group)) for group in groups]
         back = torch.from_numpy(np.argsort(np.concatenate(groups))).to(self.task.data.device)
         return tree_map(lambda *rows: torch.cat(rows)[back], *done)
@@ -120,10 +122,10 @@ class Stacked:
         work = self.begin(cohort)
         for index, phase in enumerate(self.phases["train"]):
             work = self.run_phase(("train", index), phase, work, cohort)
-        report = self.report(work, cohort)
-        own, up, model = self.finish(work, cohort)
+        own, up = self.finish(work, cohort)
+        model = self.trained(work, cohort) if splits else None
         scores = {s: self._score(model, cohort, s, self._logits) for s in splits}
-        return Outcome(own, up, keep_stats(work), report, scores)
+        return Outcome(own, up, keep_stats(work), self.report(work, cohort), scores)
 
     def _score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
         work = self.begin(cohort)
@@ -147,13 +149,19 @@ class Stacked:
         return _solid(vmap(one)(work, cohort.parts, *rest))
 
     def report(self, work: Tree, cohort: Cohort) -> Tree:
+        if type(self.alg).report is Algorithm.report:  # which says nothing
+            return {}
         return self._each(self.alg.report, cohort, work, cohort.info)
 
-    def finish(self, work: Tree, cohort: Cohort) -> tuple[Tree, Tree, Any]:
-        """What is kept, what is sent, and PM_post."""
+    def finish(self, work: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
+        """What is kept, and what is sent."""
         own, up = self._each(self.alg.finish, cohort, work, cohort.own, cohort.info)
-        trained = cohort.info._replace(first=torch.zeros_like(cohort.info.first))
-        return own, up, self._each(self.alg.model, cohort, work, trained)
+        return own, up
+
+    def trained(self, work: Tree, cohort: Cohort) -> Any:
+        """PM_post"""
+        info = cohort.info._replace(first=torch.zeros_like(cohort.info.first))
+        return self._each(self.alg.model, cohort, work, info)
 
     def enter(self, phase: Phase, work: Tree, cohort: Cohort) -> Tree:
         return work if phase.enter is None else self._each(phase.enter, cohort, work, cohort.info)
