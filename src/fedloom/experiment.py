@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import torch
 from torch import nn
 
-from fedloom.config import Config, Request, configure, describe, flat
+from fedloom.config import Config, Request, Settings, configure, describe, flat
 from fedloom.core.contract import Algorithm
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
@@ -99,6 +99,13 @@ def make_task(config: Config, data: Federation | None = None) -> Task:
     if s.eval_clients is not None and s.eval_clients > task.clients:
         raise UserError(f"eval_clients asks for {s.eval_clients} clients, but there are {task.clients}.")
     return task
+
+
+def evaluated(s: Settings, data: Federation) -> np.ndarray | None:
+    """Which clients are, where it is not all of them."""
+    if s.eval_clients is None or s.eval_clients > data.clients:
+        return None
+    return rng("eval", s.partition_seed).choice(data.clients, s.eval_clients, replace=False)
 
 
 def _network(config: Config, data: Federation) -> Network:
@@ -350,9 +357,6 @@ class _Run:
     def start(self) -> None:
         """Makes its state, which then waits for a plan."""
         s, task = self.config.settings, self.task
-        evaluated = None
-        if s.eval_clients is not None:
-            evaluated = rng("eval", s.partition_seed).choice(task.clients, s.eval_clients, replace=False)
         unseen, held_out = None, task.data.held_out
         if s.eval_clients is not None and s.eval_clients < held_out:
             few = rng("eval", s.partition_seed, 1).choice(held_out, s.eval_clients, replace=False)
@@ -360,7 +364,7 @@ class _Run:
         store = partial(make_store, kind=s.store, folder=self.directory.store if self.directory else None)
         self.rounds = Rounds(
             self.config.algorithm, task, s.seed, plan=None,
-            evaluated=evaluated, store=store, unseen=unseen, join_rounds=s.join_rounds,
+            evaluated=evaluated(s, task.data), store=store, unseen=unseen, join_rounds=s.join_rounds,
         )  # fmt: skip
 
     def bytes_in_memory(self) -> int:

@@ -33,7 +33,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.files import write_text
 from fedloom.data.partitions import Partition
 from fedloom.data.pool import Dataset
-from fedloom.experiment import OnRound, Result, alike, execute_together, make_data, make_task
+from fedloom.experiment import OnRound, Result, alike, evaluated, execute_together, make_data, make_task
 from fedloom.metrics.leaderboard import over_seeds
 from fedloom.models.zoo import Model
 from fedloom.report.leaderboard import to_csv
@@ -82,13 +82,13 @@ def sweep(
     `grid` has a list of values for every setting that is searched; the rest is as for `fedloom.run`.
 
     >>> import fedloom
-    >>> found = fedloom.sweep("ditto", grid={"lr": [0.01, 0.1], "lam": [0.1, 1]}, rounds=3, clients=5)
-    >>> len(found.table), sorted(found.best())[:4]
-    (4, ['acc_low5', 'acc_low5_std', 'acc_mean', 'acc_mean_std'])
+    >>> found = fedloom.sweep("fedprox", grid={"lr": [0.01, 0.1], "mu": [0.001, 0.1]}, rounds=2, clients=5)
+    >>> len(found.table), found.best()["lr"]
+    (4, 0.1)
     """
     values = {key.replace("__", "."): value for key, value in values.items()}
     wanted = _checked({key.replace("__", "."): list(found) for key, found in _pairs(grid)})
-    _check_request({**values, **({"seed": None} if "seed" in wanted else {})})
+    _check_request(values)
     if twice := sorted(values.keys() & wanted.keys()):
         raise UserError(f"'{twice[0]}' is given twice, as a setting and in the grid.")
 
@@ -124,6 +124,7 @@ def _checked(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
         raise UserError("A sweep needs a grid of settings, such as lr=0.005,0.01,0.05.")
     for key, values in grid.items():
         section, _, bare = key.rpartition(".")
+        _check_request([key])
         if key in SECTIONS:
             raise UserError(f"A sweep searches settings, and '{key}' is none; make a sweep for each {key}.")
         if bare in TASK or section in ("dataset", "partition"):
@@ -143,7 +144,7 @@ def configurations(request: Mapping[str, Any]) -> Callable[[Combination], Config
     return make
 
 
-def _check_request(request: Mapping[str, Any]) -> None:
+def _check_request(request: Iterable[str]) -> None:
     if "seed" in request:
         raise UserError("A sweep has seeds instead of a seed; say how many (3) or which (4,7,9).")
 
@@ -178,8 +179,11 @@ def carry_out(
     if folder is not None:
         _check(folder, described, resume)
     data = make_data(configs[0])
-    if not data.splits["val"].sizes[: data.clients].sum():
-        raise UserError("A sweep selects on validation data, but no client has any; set split=0.7/0.1/0.2.")
+    asked = evaluated(configs[0].settings, data)
+    if not data.splits["val"].sizes[: data.clients][slice(None) if asked is None else asked].sum():
+        raise UserError(
+            "A sweep selects on validation data, but no client that is evaluated has any; set split=0.7/0.1/0.2."
+        )
     for config in configs:  # every mistake shows before anything is trained
         make_task(config, data)
     if folder is not None:

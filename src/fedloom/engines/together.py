@@ -69,7 +69,7 @@ class Together:
             cohort = self._merged([run.first_cohort() for run in runs])
             plan, executor = choose(alg, first.task, cohort, sum(len(run.evaluated) for run in runs), plan)
             if len(runs) > 1:
-                plan = replace(plan, runs=len(runs), reason=f"{len(runs)} runs in one; {plan.reason}")
+                plan = replace(plan, runs=len(runs), reason=f"for {len(runs)} runs; {plan.reason}")
         self.executor = executor
         self.stacked = plan.mode == "stacked"
         for run in runs:  # one client after another, each is on its own
