@@ -65,8 +65,8 @@ def images(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Pixels (n, 3, 32, 32): noise around a pattern of the class."""
     draw = np.random.default_rng(0)
     y = draw.integers(0, CLASSES, n)
-    patterns = draw.integers(0, 2, (CLASSES, 3, 8, 8), dtype=np.uint8).repeat(4, 2).repeat(4, 3) * np.uint8(8)
-    return draw.integers(0, 248, (n, 3, SIDE, SIDE), dtype=np.uint8) + patterns[y], y
+    patterns = draw.integers(0, 2, (CLASSES, 3, 8, 8), dtype=np.uint8).repeat(4, 2).repeat(4, 3) * np.uint8(32)
+    return draw.integers(0, 224, (n, 3, SIDE, SIDE), dtype=np.uint8) + patterns[y], y
 
 
 # -- FedLoom ----------------------------------------------------------------------------------------------------------
