@@ -203,7 +203,7 @@ def test_the_time_of_workers_is_that_of_the_one_with_most_steps():
     assert [choose._longest(steps, w) for w in (1, 2, 5, 9)] == [18, 10, 5, 5]
     task = make_task(RAGGED)
     cohort = Rounds(method("fedrep"), task, 0, plan=side(0))._cohort(np.arange(len(RAGGED)), 0)
-    assert choose._measure_per_client(method("fedrep"), task, 0, cohort, 12, side(2)).seconds > 0
+    assert choose._measure_per_client(method("fedrep"), task, cohort, 12, side(2)).seconds > 0
 
 
 @pytest.mark.parametrize("lead", [(5,), (2, 3)])
