@@ -323,7 +323,7 @@ def _expected(plan: Plan, phases: list[_Timed]) -> tuple[float, float]:
         prefixes = np.array([plan.prefix(int(a)) for a in phase.active])
         total += phase.times * float(np.interp(prefixes, phase.grid, [step for _, step in phase.seconds]).sum())
         if plan.replay != "eager":
-            once += float(np.mean([ready for ready, _ in phase.seconds])) * len(np.unique(prefixes))
+            once += float(np.interp(np.unique(prefixes), phase.grid, [ready for ready, _ in phase.seconds]).sum())
     return total, once
 
 

@@ -169,7 +169,9 @@ class Captured:
         program = trace(step, inputs)
         self.moves = [not same for same in passed_through(program, tables + 1)]
         overwrite(program, tables + 1, tables)
-        run: Callable[..., Any] = _compiled(program, inputs) if self.compiled else program
+        # small prefixes gain little: what they wait for is the length of the program, not its memory
+        worthwhile = self.compiled and 2 * prefix > self.capacity
+        run: Callable[..., Any] = _compiled(program, inputs) if worthwhile else program
         kept = [v.clone() for v in (self.at, *state)]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -190,7 +192,7 @@ def _compiled(program: GraphModule, inputs: Flat) -> Callable[..., Any]:
     import torch._inductor as inductor  # takes seconds
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
+        warnings.simplefilter("ignore")  # advice to the authors of the program
         return inductor.compile(program, list(inputs))
 
 

@@ -18,6 +18,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 aten = torch.ops.aten
 _VIEWS = {aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.alias.default, aten.detach.default}
 _IN_PLACE = {aten.sub.Tensor: aten.sub_.Tensor, aten.add.Tensor: aten.add_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
+_LIKE = {
+    aten.ones_like.default: 1,
+    aten.zeros_like.default: 0,
+    aten.new_ones.default: 1,
+    aten.new_zeros.default: 0,
+}
+SMALL = 1 << 16  # elements of a constant that is worth keeping
 _CREATES = {
     aten.arange.default,
     aten.arange.start,
@@ -48,15 +55,25 @@ def _simplify(module: GraphModule) -> None:
         if same is not node:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
-        elif pure and node.target in _CREATES:
+        elif pure and (constant := _constant(node)) is not None:
             name = f"_constant_{node.name}"
-            module.register_buffer(name, node.target(*node.args, **node.kwargs), persistent=False)
+            module.register_buffer(name, constant, persistent=False)
             with graph.inserting_before(node):
                 node.replace_all_uses_with(fresh := graph.get_attr(name))
             fresh.meta = node.meta
             graph.erase_node(node)
     graph.eliminate_dead_code()
     module.recompile()
+
+
+def _constant(node: Node) -> Tensor | None:
+    """The value of a node that depends on no other's, but perhaps on the shape of one."""
+    if node.target in _CREATES:
+        return node.target(*node.args, **node.kwargs)
+    like = _value(node)
+    if node.target not in _LIKE or like is None or like.numel() > SMALL:
+        return None
+    return torch.full(like.shape, _LIKE[node.target], dtype=like.dtype, device=like.device)
 
 
 def _value(node: Any) -> Tensor | None:
@@ -89,7 +106,7 @@ def _identity(node: Node) -> Any:
     """Equal for operations that give equal results; None for those that make new memory or return several tensors."""
     if node.target is operator.getitem or not isinstance(node.target, torch._ops.OpOverload):
         return None
-    if node.target in _CREATES or torch.Tag.nondeterministic_seeded in node.target.tags:
+    if node.target in _CREATES or node.target in _LIKE or torch.Tag.nondeterministic_seeded in node.target.tags:
         return None
     try:
         key = (node.target, _frozen(node.args), _frozen(node.kwargs))
