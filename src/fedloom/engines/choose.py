@@ -248,14 +248,11 @@ def _measure_per_client(alg: Algorithm, task: Task, cohort: Cohort, evaluated: i
         if not batches:
             continue
         steps = partial(executor.advance, (kind, index), phase, work, batches, down, info)
-        measured = partial(_at_once, steps, plan.workers) if plan.workers else steps
-        each = _seconds(measured, task.data.device) / len(batches)
+        seconds = partial(_seconds, steps, task.data.device)
+        crew = range(plan.workers)
+        each = max(side_by_side(lambda _: seconds(), crew, len(crew)) if crew else [seconds()]) / len(batches)  # noqa: B023
         total += _share(kind, evaluated, cohort) * each * _longest(timetable.steps, max(1, plan.workers))
     return Option(plan, executor, total, once)
-
-
-def _at_once(f: Callable[[], object], workers: int) -> None:
-    side_by_side(lambda _: f(), range(workers), workers)
 
 
 def _longest(steps: np.ndarray, workers: int) -> int:
