@@ -16,6 +16,14 @@ from fedloom.core.errors import UserError
 SPLITS = ("train", "val", "test")
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """The same images, or weights of a convolution, with the channels of a pixel side by side."""
+    x = x.movedim(-3, -1).contiguous().movedim(-1, -3)
+    if x.shape[-3] > 1:
+        return x
+    return x.as_strided(x.shape, (*x.stride()[:-3], 1, *x.stride()[-2:]))  # one channel counts by its stride alone
+
+
 @dataclass(frozen=True, eq=False)
 class Ragged:
     """Index lists of different lengths, one per client, kept as one flat tensor."""
@@ -134,10 +142,7 @@ class Federation:
         x = self.prepare(self.x[rows])
         if self.x.dim() != 4 or x.device.type != "cpu":
             return x
-        x = x.movedim(-3, -1).contiguous().movedim(-1, -3)
-        if x.shape[-3] > 1:
-            return x
-        return x.as_strided(x.shape, (*x.stride()[:-3], 1, *x.stride()[-2:]))  # one channel counts by its stride alone
+        return channels_last(x)
 
     def counts(self, ids: np.ndarray) -> Tensor:
         """n_{i,c}: training samples per client and class."""

@@ -128,4 +128,4 @@ def score_client(task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor) 
 
 
 def stack(trees: list[Any]) -> Tree:
-    return tree_map(lambda *rows: torch.stack(rows), *trees)
+    return tree_map(lambda *rows: torch.stack(rows).contiguous(), *trees)

@@ -14,12 +14,12 @@ from torch import Tensor
 from fedloom.core.contract import Algorithm, Batch, Info, Phase, Slot
 from fedloom.core.network import Params
 from fedloom.core.task import Task
-from fedloom.core.tree import Tree, take
+from fedloom.core.tree import Tree, take, tree_map
 from fedloom.engines import schedule
 from fedloom.engines.cohort import Cohort, Outcome, Scores, global_slot, keep_stats, put_stats, score_client, stack
 from fedloom.engines.plan import Plan
 from fedloom.engines.schedule import Schedule
-from fedloom.engines.single import ClientStep
+from fedloom.engines.single import ClientStep, laid_out
 from fedloom.engines.workers import proceed, side_by_side
 
 Where = tuple[str, int]  # which phase: of training or of adaptation, and its index
@@ -87,10 +87,10 @@ class PerClient:
         return self._each(cohort, one)
 
     def start(self, cohort: Cohort, j: int) -> tuple[Tree, Tree, Info, Tree]:
-        down = {**cohort.shared, **take(cohort.parts, j)}
+        down = tree_map(laid_out, {**cohort.shared, **take(cohort.parts, j)})
         own, info = take(cohort.own, j), take(cohort.info, j)
         work = put_stats(self.alg.begin(self.task, down, own, info), take(cohort.stats, j))
-        return down, own, info, work
+        return down, own, info, tree_map(laid_out, work)
 
     def get_ready(self, kind: str, cohort: Cohort) -> None:
         """Trace the steps that are traced; here, where no worker is at work."""

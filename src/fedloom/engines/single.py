@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fedloom.core.contract import Batch, Info, Phase
+from fedloom.core.federation import channels_last
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
 from fedloom.engines.trace import is_view, trace
@@ -25,6 +26,11 @@ _OVER: dict[Any, tuple[Any, str, tuple[int, ...]]] = {
     aten.mul.Tensor: (aten.mul.out, "out", (0, 1)),
     aten.sub.Tensor: (aten.sub.out, "out", (1, 0)),  # parameters minus the gradient: over the gradient
 }
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """As single clients compute with it: on a CPU, weights of convolutions lie as images do (see `Federation`)."""
+    return channels_last(x) if x.dim() == 4 and x.device.type == "cpu" else x.contiguous()
 
 
 class ClientStep:
@@ -47,11 +53,10 @@ class ClientStep:
         leaves, spec = tree_flatten(self.phase.step(self.task, work, batch, down, info))
         if spec != self.work_spec:
             raise TypeError(f"the step of a phase must return work as it got it: {self.work_spec}, not {spec}")
-        return [v.contiguous() for v in leaves]  # the program relies on the layout of its inputs
+        return [laid_out(v) for v in leaves]  # the program relies on the layout of its inputs
 
     def run(self, work: Tree, batches: Iterable[Batch], down: Tree, info: Info) -> Tree:
-        state = [v.contiguous() for v in tree_flatten(work)[0]]
-        rest = [v.contiguous() for v in tree_flatten((down, info))[0]]
+        state, rest = ([laid_out(v) for v in tree_flatten(tree)[0]] for tree in (work, (down, info)))
         for batch in batches:
             proceed()
             state = (self.program.forward if batch.x.shape == self.shape else self._step)(*batch, *state, *rest)
