@@ -180,9 +180,9 @@ def test_workers_are_chosen_where_they_pay_and_the_plan_says_so(monkeypatch):
     )
     keys = ((0, "eager"), (4, "eager"), (0, "traced"), (4, "traced"))
     for times, expected in (
-        ((1.0, 0.5, 9.0, 0.49), (4, "eager")),
+        ((1.0, 0.5, 9.0, 0.51), (4, "eager")),
         ((1.0, 0.5, 9.0, 0.40), (4, "traced")),
-        ((1.0, 0.95, 0.99, 0.1), (0, "eager")),
+        ((1.0, 0.95, 1.01, 0.1), (0, "eager")),
         ((1.0, 2.0, 0.7, 0.1), (0, "traced")),
     ):
         seconds.update(zip(keys, times, strict=True))

@@ -123,7 +123,7 @@ def _one_by_one(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int) -> O
         except Exception:  # any operation may lack what tracing needs
             log.info("A client's step cannot be traced.", exc_info=True)
             return best
-        best = traced if _whole(traced, task) < MARGIN * _whole(best, task) else best
+        best = min(best, traced, key=partial(_whole, task=task))
     return best
 
 
