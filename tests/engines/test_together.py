@@ -179,3 +179,21 @@ def test_one_client_after_another_runs_are_on_their_own():
     alg = method("ditto")
     runs = [(replace(alg, lam=lam), task_for(alg), 3) for lam in (0.1, 1.0)]
     assert_like_alone(runs, Plan("per-client", scoring="per-client"))
+
+
+@dataclass(frozen=True)
+class Keeping(FedAvg):
+    """Clients keep something where a number is not zero."""
+
+    share: float = setting(0.0, "of what is kept")
+
+    def init_client(self, task, key, key_i):
+        return {"kept": task.init(key)} if self.share else {}
+
+    def finish(self, task, work, down, own, info):
+        return own, {"w": work["w"].params}
+
+
+def test_only_runs_whose_clients_have_the_same_are_one():
+    runs = [Rounds(Keeping(share=share), task_for(Keeping()), 0, plan=None) for share in (0.5, 0.0, 0.25)]
+    assert groups(runs) == [[0, 2], [1]]

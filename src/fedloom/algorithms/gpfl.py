@@ -16,7 +16,7 @@ from fedloom.core.contract import Algorithm, Phase
 from fedloom.core.keys import fold, normal, uniform
 from fedloom.core.settings import setting
 from fedloom.core.task import clip_norm
-from fedloom.core.tree import axpy, mean, zeros_like
+from fedloom.core.tree import axpy, mean, nonzero, zeros_like
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class GPFL(Algorithm):
         loss = task.loss(out, batch)  # Eq. (10)
         if "C" in at:
             loss = loss + task.loss(out._replace(logits=cosines(f_G, at["C"]["weight"])), batch)  # Eq. (8)
-            if self.lam and self.ablation != "wo_mlg":  # down["C"] is C_hat, frozen for the round
+            if nonzero(self.lam) and self.ablation != "wo_mlg":  # down["C"] is C_hat, frozen for the round
                 loss = axpy(self.lam, self.magnitude(f_G - down["C"]["weight"][batch.y], batch), loss)
         return loss, out.buffers
 

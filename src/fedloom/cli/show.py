@@ -107,7 +107,7 @@ def result(console: Console, found: Result) -> None:
     c, last, plan = found.config, found.last(), found.plan
     unseen = len(found.unseen)
     evaluated = len(found.clients["client"].unique()) - unseen
-    clients = f"{evaluated} client{'s' * (evaluated != 1)}" + ("" if c["eval_clients"] is None else " evaluated")
+    clients = counted(evaluated, "client") + ("" if c["eval_clients"] is None else " evaluated")
     clients += f" and {unseen} unseen" if unseen else ""
     console.print(
         f"[bold]{c['algorithm']['name']}[/] on {data_name(c['dataset'])}: {clients}, {_named(c['partition'])}, "

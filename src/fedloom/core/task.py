@@ -54,7 +54,7 @@ class Task:
     def slot(self, params: Params) -> Slot:
         """A model copy that starts training now: its momentum is zero. Running statistics are the initial ones until
         the engine puts in those that the client kept from its last participation."""
-        return Slot(params, self.network.buffers, tree.zeros_like(params) if _counts(self.momentum) else {})
+        return Slot(params, self.network.buffers, tree.zeros_like(params) if tree.nonzero(self.momentum) else {})
 
     def body(self, params: Params) -> Params:
         return {name: params[name] for name in self.network.body}
@@ -116,9 +116,9 @@ class Task:
         if self.clip is not None:
             gradient = clip_norm(gradient, self.clip)
         params, momentum = slot.params, slot.momentum
-        if _counts(self.weight_decay):
+        if tree.nonzero(self.weight_decay):
             gradient = tree.axpy(self.weight_decay, {k: params[k] for k in gradient}, gradient)
-        if _counts(self.momentum):
+        if tree.nonzero(self.momentum):
             gradient = tree.axpy(self.momentum, {k: momentum[k] for k in gradient}, gradient)
             momentum = {**momentum, **gradient}
         if isinstance(eta, Tensor):
@@ -142,11 +142,6 @@ class Task:
         losses = torch.where(weight > 0, self.losses(logits, y), 0)
         scores = torch.stack([(guess == y) * weight, losses, weight], -1)
         return scores if y.dim() == 1 else scores.flatten(1, -2).sum(1)
-
-
-def _counts(number: Number) -> bool:
-    """Is it anything but zero? A tensor, which differs between clients, may be."""
-    return isinstance(number, Tensor) or bool(number)
 
 
 def clip_norm(gradient: Params, limit: Number) -> Params:

@@ -10,9 +10,14 @@ Tree: TypeAlias = Any
 Number: TypeAlias = float | Tensor
 
 __all__ = [
-    "Tree", "add", "axpy", "leaves", "mean", "norm", "scale", "size_bytes", "sub", "take", "tree_flatten",
+    "Tree", "add", "axpy", "leaves", "mean", "nonzero", "norm", "scale", "size_bytes", "sub", "take", "tree_flatten",
     "tree_map", "tree_unflatten", "uniform_mean", "where", "zeros_like",
 ]  # fmt: skip
+
+
+def nonzero(number: Number) -> bool:
+    """Is a setting anything but zero? A tensor, which differs between clients, may be."""
+    return isinstance(number, Tensor) or bool(number)
 
 
 def leaves(tree: Tree) -> list[Tensor]:

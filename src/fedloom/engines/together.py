@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedloom.core.contract import Algorithm, Batch, Draw, Info, Phase
 from fedloom.core.task import Task
-from fedloom.core.tree import Tree, take, tree_map
+from fedloom.core.tree import Tree, take, tree_flatten, tree_map
 from fedloom.engines.choose import choose, make_executor, rehearse
 from fedloom.engines.cohort import Cohort
 from fedloom.engines.lockstep import Request, lockstep
@@ -137,6 +137,12 @@ def groups(runs: Sequence[Rounds], plan: str = "auto") -> list[list[int]]:
     everyone = list(range(len(runs)))
     if not names or plan == "per-client":
         return [everyone]
+    kinds: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        kinds.setdefault(_kind(run), []).append(place)
+    if len(kinds) > 1:
+        each = [(places, groups([runs[place] for place in places], plan)) for places in kinds.values()]
+        return [[places[place] for place in group] for places, found in each for group in found]
     why = _refusal(runs, names)
     if why is None or _refusal(runs, []) is not None:  # it cannot be stacked anyhow
         return [everyone]
@@ -151,6 +157,12 @@ def groups(runs: Sequence[Rounds], plan: str = "auto") -> list[list[int]]:
         mine = numbers(run.alg, run.task)
         found.setdefault(tuple(mine[name] for name in bad), []).append(place)
     return list(found.values())
+
+
+def _kind(run: Rounds) -> str:
+    """What clients have and receive: only where that is the same can they be stacked."""
+    cohort = run.first_cohort()
+    return str(tree_flatten((cohort.shared, cohort.parts, cohort.own, cohort.stats))[1])
 
 
 def _refusal(runs: Sequence[Rounds], names: Sequence[Name]) -> str | None:
