@@ -1128,7 +1128,9 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("plan", [Plan("stacked", "eager", chunk=5), Plan("stacked", "traced", chunk=12)], ids=plan_id)
+@pytest.mark.parametrize(
+    "plan", [Plan("stacked", "eager", chunk=5), Plan("stacked", "traced", chunk=12, shrink=0)], ids=plan_id
+)
 @pytest.mark.parametrize(("name", "variant"), VARIANTS, ids=lambda v: v if isinstance(v, str) else ",".join(v))
 def test_variants_do_the_same_stacked_and_one_by_one(name, variant, plan):
     """Clients of one to sixty samples, with BatchNorm, some of them absent in some rounds, over five rounds."""

@@ -190,7 +190,7 @@ def test_fedrod_with_more_outputs_than_classes():
     data = make_federation(RAGGED)
     task = Task(data, Network(lambda: SmallNet(classes=6), "head", data.x[:2], data.dtype), lr=0.1)
     for head in ("linear", "hyper"):
-        assert finite(assert_same(FedRoD(personal_head=head), task, Plan("stacked", "traced", chunk=5), 1e-9))
+        assert finite(assert_same(FedRoD(personal_head=head), task, Plan("stacked", "traced", chunk=5, shrink=0), 1e-9))
 
 
 @pytest.mark.parametrize("head", ["linear", "hyper"])
@@ -516,7 +516,9 @@ def test_fedala_weights_are_learnt_when_ten_losses_hardly_differ():
     assert not settled_after([9.0] * 30 + [1.0] * 9)
 
 
-@pytest.mark.parametrize("plan", [ALONE, EAGER, Plan("stacked", "traced", chunk=5)], ids=lambda p: p.replay or "alone")
+@pytest.mark.parametrize(
+    "plan", [ALONE, EAGER, Plan("stacked", "traced", chunk=5, shrink=0)], ids=lambda p: p.replay or "alone"
+)
 def test_fedala_epochs_on_the_weights(plan):
     """None at first, 10 to 50 at the second participation, one later."""
 
@@ -775,12 +777,14 @@ def variant_id(value):
 @pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=variant_id)
 def test_every_variant_runs_stacked_as_one_by_one(name, settings):
     task = make_task(RAGGED, norm=True, dropout=0.2, momentum=0.5, clip=1.0, epochs=2, lr=0.05, participation=0.7)
-    assert_same(method(name, **settings), task, Plan("stacked", "traced", chunk=5), 1e-9, rounds=4)
+    assert_same(method(name, **settings), task, Plan("stacked", "traced", chunk=5, shrink=0), 1e-9, rounds=4)
 
 
 @pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=variant_id)
 def test_sequences_run_stacked_as_one_by_one(name, settings):
-    assert finite(assert_same(method(name, **settings), token_task(), Plan("stacked", "traced", chunk=3), 1e-9))
+    assert finite(
+        assert_same(method(name, **settings), token_task(), Plan("stacked", "traced", chunk=3, shrink=0), 1e-9)
+    )
 
 
 @pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=variant_id)

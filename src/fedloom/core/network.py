@@ -90,7 +90,7 @@ class MaskedBatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        now, x = _current.now, x.to(self.running_mean.dtype)
+        now, x = _current.now, x.float() if x.dtype == torch.bfloat16 else x
         channel = (1, -1, *[1] * (x.dim() - 2))
         if now.train:
             dims = [0, *range(2, x.dim())]
