@@ -54,10 +54,8 @@ def die(command, folder, places) -> int:
     ("method", "engine", "store"),
     [
         ("fedrep", "vectorized", "disk"),
-        ("fedrep", "reference", "memory"),
         ("ditto", "vectorized", "memory"),
         ("ditto", "reference", "disk"),
-        ("scaffold", "vectorized", "disk"),
         ("scaffold", "reference", "memory"),
     ],
 )
