@@ -10,7 +10,9 @@ from helpers import assert_same, method, model_task
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from fedloom.core.network import Network
+from fedloom.engines import choose
 from fedloom.engines.plan import Plan
+from fedloom.engines.rounds import Rounds
 from fedloom.kernels.convolution import Case, Convolution, _ToOutput, convolutions
 from fedloom.models.zoo import MODELS
 
@@ -81,6 +83,29 @@ def test_a_layer_that_no_way_knows_is_torchs():
             y = torch.func.vmap(Convolution(like))(x)
         torch.testing.assert_close(y[0], like(x[0]))
         assert not seen
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(1, 0), (1000, 5)])
+def test_ways_are_measured_where_a_run_is_long_enough(rounds, expected, monkeypatch):
+    """Of two layers, of which the first needs no gradient to images, output, input and weights."""
+    asked = []
+
+    def fastest(cases, clients, device, dtype):
+        asked.append((clients, dtype))
+        return {case.key: "unfolded" for case in cases}
+
+    monkeypatch.setattr(choose, "_own_kernels", lambda task: True)
+    monkeypatch.setattr(choose, "fastest", fastest)
+    monkeypatch.setattr(choose, "MARGIN", float("inf"))
+    monkeypatch.setattr(choose, "TRACE_PAYS", 0.0)
+    monkeypatch.setattr(choose, "TUNING_PAYS", 1.0)
+    task = model_task("cnn4", (1, 16, 16), rounds=rounds, sizes=(5, 9))
+    plan = choose.choose(method("fedavg"), task, Rounds(method("fedavg"), task, 0, plan=None).first_cohort(), 2)[0]
+    assert asked == [(2, torch.float32)] * bool(expected)
+    if plan.convolutions is not None:  # tuned or not, whichever was faster
+        assert len(plan.convolutions) in (0, expected)
+        assert set(plan.convolutions.values()) <= {"unfolded"}
+    assert "tuned" in plan.reason or not expected
 
 
 def test_the_layers_of_a_model_keep_their_names():

@@ -38,7 +38,8 @@ MARGIN = 0.9  # stacking takes more memory: it must save a tenth of the time
 TRACE_PAYS = 2.0  # seconds of all rounds, below which nothing is traced
 ALONE = Plan("per-client", scoring="per-client")
 STATE_COPIES = 6  # work, its result, what is kept, what is sent, one more of each while they change hands
-COMPILE = 120.0  # seconds of captured steps from which on the compiler is tried
+TUNING_PAYS = 20.0  # seconds of captured steps from which on ways of convolutions are tried
+COMPILE = 120.0  # the same for the compiler
 SHRINKS = (0.6, 0.7, 0.8, 0.9)
 PARTS_COPIES = 2  # as they came, and where a step reads them
 
@@ -79,15 +80,12 @@ def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str
     captured = task.data.device.type == "cuda"
     replay: Replay = "captured" if captured else "traced"
     seen: dict[str, Case] = {}
-    own = captured and task.dtype == torch.float32 and find_spec("triton") is not None
     with convolutions(None, seen):
-        chunk = _chunk(alg, task, cohort, {} if own else None)
+        chunk = _chunk(alg, task, cohort, {} if _own_kernels(task) else None)
     if force != "auto":
         replay = "eager" if force == "stacked-eager" else replay
         plan = Plan("stacked", replay, chunk=chunk, convolutions={} if seen else None, reason="asked for")
         return Option(plan, make_executor(alg, task, plan), 0.0)
-    rounded = torch.bfloat16 if task.network.half else torch.float32
-    ways = fastest(seen.values(), chunk, task.data.device, rounded) if seen else None
     alone = _one_by_one(alg, task, cohort, evaluated)
     scoring = _scoring(alg, task, cohort)
     stacked: list[Option] = []
@@ -98,7 +96,11 @@ def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str
     if not captured:
         stacked.append(measure(Plan("stacked", "eager", scoring, chunk)))
     if captured or min(o.seconds for o in (alone, *stacked)) * task.rounds > TRACE_PAYS:
-        stacked.append(measure(Plan("stacked", replay, scoring, chunk, convolutions=ways)))
+        stacked.append(measure(Plan("stacked", replay, scoring, chunk, convolutions={} if seen else None)))
+        if seen and stacked[-1].seconds * task.rounds > TUNING_PAYS:
+            rounded = torch.bfloat16 if task.network.half else torch.float32
+            ways = fastest(seen.values(), stacked[-1].plan.chunk, task.data.device, rounded)
+            stacked.append(measure(replace(stacked[-1].plan, convolutions=ways)))
         if captured and stacked[-1].seconds * task.rounds > COMPILE:
             stacked.append(measure(replace(stacked[-1].plan, compiled=True)))
     best = min(stacked, key=partial(_whole, task=task))
@@ -106,6 +108,11 @@ def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str
         best = alone
     rates = ", ".join(f"{_label(o.plan)} {o.seconds:.3g} s" for o in (alone, *stacked))
     return replace(best, plan=replace(best.plan, reason=f"expected per round: {rates}"))
+
+
+def _own_kernels(task: Task) -> bool:
+    """Can stacked convolutions go other ways than torch's?"""
+    return task.data.device.type == "cuda" and task.dtype == torch.float32 and find_spec("triton") is not None
 
 
 def _one_by_one(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int) -> Option:
@@ -134,7 +141,7 @@ def _whole(option: Option, task: Task) -> float:
 
 def _label(plan: Plan) -> str:
     if plan.mode == "stacked":
-        return f"stacked ({'compiled' if plan.compiled else plan.replay})"
+        return f"stacked ({plan.replay}{', tuned' * bool(plan.convolutions)}{', compiled' * plan.compiled})"
     notes = [plan.replay] * (plan.replay != "eager") + [f"{plan.workers} side by side"] * (plan.workers > 0)
     return f"per-client ({', '.join(notes)})" if notes else plan.mode
 
