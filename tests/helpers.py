@@ -100,6 +100,7 @@ def model_task(
     options=None,
     device="cpu",
     dtype=torch.float64,
+    half=False,
     **settings,
 ) -> Task:
     """A task for a model of the zoo. Samples are random numbers, or tokens where there is a vocabulary; with
@@ -119,7 +120,7 @@ def model_task(
     data = Federation(torch.tensor(x), torch.tensor(y), classes or vocab, lists, vocab=vocab)
     data = data.to(torch.device(device), dtype)
     model = MODELS[name](**(options or {}))
-    network = Network(lambda: model.build(shape, data.classes, vocab), "head", data.x[:2], dtype)
+    network = Network(lambda: model.build(shape, data.classes, vocab), "head", data.x[:2], dtype, half)
     return Task(data, network, **{"lr": 0.05, "batch_size": 4, "rounds": 2, **settings})
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from helpers import make_federation
+from helpers import make_federation, model_task
 from sentences import user_error
 from torch import nn
 
@@ -221,3 +221,53 @@ def test_runs_whose_state_does_not_fit_memory_together_go_one_after_another(monk
     assert [result.plan["runs"] for result in found] == [2, 2, 1]
     for mine, expected in zip(found, whole, strict=True):
         assert mine.last() == pytest.approx(expected.last(), rel=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize("plan", ["stacked-eager", "per-client"])
+def test_bf16_rounds_inside_the_model_and_nowhere_else(plan):
+    """Eight bits of a product's factors: the change of the weights is that of float32 up to some percent."""
+    values = {"rounds": 1, "clients": 4, "model": "cnn8", "plan": plan}
+    before = fedloom.run("fedavg", lr=1e-12, **values).server["w"]
+    exact, rounded = (
+        fedloom.run("fedavg", lr=0.01, dtype=dtype, **values).server["w"] for dtype in ("float32", "bf16")
+    )
+    for name, w in before.items():
+        assert rounded[name].dtype == torch.float32
+        assert not torch.equal(rounded[name], exact[name])
+        assert (rounded[name] - exact[name]).norm() < 0.1 * (exact[name] - w).norm(), name
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "more"), [("resnet18_bn", (1, 8, 8), {}), ("lstm_shakes", (6,), {"vocab": 9})]
+)
+def test_bf16_leaves_statistics_and_recurrent_layers_in_float32(model, shape, more):
+    tasks = [model_task(model, shape, dtype=torch.float32, half=half, **more) for half in (False, True)]
+    exact, rounded = (
+        task.network.apply(task.init(0), task.network.buffers, task.data.x[:20], train=True) for task in tasks
+    )
+    assert rounded.logits.dtype == torch.float32
+    assert 0 < (rounded.logits - exact.logits).norm() < 0.1 * exact.logits.norm()
+    for name, value in exact.buffers.items():
+        assert rounded.buffers[name].dtype == torch.float32
+        torch.testing.assert_close(rounded.buffers[name], value, rtol=0.1, atol=0.05)
+    if model == "lstm_shakes":  # nothing but the head is rounded
+        assert torch.equal(rounded.features, exact.features)
+
+
+def test_float32_means_float32_on_a_gpu_and_others_keep_their_choice():
+    places = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    seen = []
+
+    def on_round(done, total, row):
+        seen.append([place.allow_tf32 for place in places])
+
+    before = [place.allow_tf32 for place in places]
+    for dtype in ("float32", "bf16"):
+        fedloom.run("local", rounds=1, clients=3, dtype=dtype, on_round=on_round)
+    assert seen == [[False, False]] * 2 + [[True, True]] * 2
+    assert [place.allow_tf32 for place in places] == before
+
+
+def test_tf32_needs_a_gpu():
+    with user_error("dtype=tf32 is a format of NVIDIA GPUs", "use dtype=float32"):
+        fedloom.run("local", rounds=1, clients=3, dtype="tf32", device="cpu")
