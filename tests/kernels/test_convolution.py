@@ -19,7 +19,7 @@ from fedloom.models.zoo import MODELS
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 
-WAYS = ["grouped", "unfolded", "16 16 16 4 2"]
+WAYS = ["grouped", "16 16 16 4 2"]
 SHAPES = [((1, 1), (0, 0)), ((1, 1), (1, 1)), ((2, 2), (1, 1)), ((2, 1), (0, 1))]  # stride, padding
 
 
@@ -92,7 +92,7 @@ def test_ways_are_measured_where_a_run_is_long_enough(rounds, expected, monkeypa
 
     def fastest(cases, clients, device, dtype):
         asked.append((clients, dtype))
-        return {case.key: "unfolded" for case in cases}
+        return {case.key: "grouped" for case in cases}
 
     monkeypatch.setattr(choose, "_own_kernels", lambda task: True)
     monkeypatch.setattr(choose, "fastest", fastest)
@@ -104,7 +104,7 @@ def test_ways_are_measured_where_a_run_is_long_enough(rounds, expected, monkeypa
     assert asked == [(2, torch.float32)] * bool(expected)
     if plan.convolutions is not None:  # tuned or not, whichever was faster
         assert len(plan.convolutions) in (0, expected)
-        assert set(plan.convolutions.values()) <= {"unfolded"}
+        assert set(plan.convolutions.values()) <= {"grouped"}
     assert "tuned" in plan.reason or not expected
 
 
@@ -116,37 +116,46 @@ def test_the_layers_of_a_model_keep_their_names():
 
 
 @pytest.fixture
-def kernels():
+def kernels(monkeypatch):
     pytest.importorskip("triton")
     from fedloom.kernels import conv_triton
 
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(conv_triton, "HALF", torch.float16)  # the interpreter cannot multiply the other kind
     return conv_triton, torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize(("stride", "padding"), SHAPES)
-@pytest.mark.parametrize("tiles", [(16, 16, 16, 4, 2), (32, 64, 32, 4, 3), (128, 32, 32, 4, 3)])
-def test_kernels_give_what_torch_gives(kernels, stride, padding, tiles):
+@pytest.mark.parametrize(("inner", "out", "tiles"), [(17, 20, (16, 16, 16, 4, 2)), (32, 40, (32, 32, 32, 4, 3))])
+def test_kernels_give_what_torch_gives(kernels, stride, padding, inner, out, tiles):
     triton, device = kernels
     torch.manual_seed(0)
-    x, w = torch.randn(2, 3, 5, 11, 9, device=device), torch.randn(2, 7, 5, 3, 3, device=device)
-    each = torch.func.vmap
+    x, w = torch.randn(2, 3, inner, 8, 7, device=device), torch.randn(2, out, inner, 3, 3, device=device)
+    each, options = torch.func.vmap, (list(stride), list(padding))
     expected = each(lambda a, b: F.conv2d(a, b, stride=stride, padding=padding))(x.double(), w.double())
     g = torch.randn(expected.shape, device=device)
-    precision = "tf32x3" if device.type == "cuda" else "ieee"  # the interpreter rounds nothing
-    options = (list(stride), list(padding))
-
-    def close(found, wanted):
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=2e-5)
-
-    close(triton.correlate(x, w, *options, False, precision, tiles), expected)
     to_w = each(lambda a, b: conv2d_weight(a, w.shape[1:], b, stride, padding))(x.double(), g.double())
-    close(triton.weight_gradient(x, g, [3, 3], *options, precision, tiles), to_w)
-    columns = triton.unfold(x, [3, 3], *options)
-    patches = F.unfold(x.flatten(0, 1), (3, 3), padding=padding, stride=stride).unflatten(0, (2, 3))
-    assert torch.equal(columns, patches.transpose(1, 2).flatten(2))
-    whole = F.fold(patches.flatten(0, 1), x.shape[3:], (3, 3), padding=padding, stride=stride)
-    close(triton.fold(columns, list(x.shape[1:]), [3, 3], *options), whole.unflatten(0, (2, 3)).double())
-    if stride == (1, 1):
-        to_x = each(lambda a, b: conv2d_input(x.shape[1:], b, a, 1, padding))(g.double(), w.double())
-        around = [2 - p for p in padding]
-        close(triton.correlate(g, w, [1, 1], around, True, precision, tiles), to_x)
+    for count, error in ((3, 1e-6), (2, 5e-5)):
+        xs, ws, gs = (triton.pieces(v, count) for v in (x, w, g))
+        assert_near(triton.correlate(xs, ws, *options, False, tiles), expected, error)
+        assert_near(triton.weight_gradient(xs, gs, [out, inner], [3, 3], *options, tiles), to_w, error)
+        if stride == (1, 1):
+            to_x = each(lambda a, b: conv2d_input(x.shape[1:], b, a, 1, padding))(g.double(), w.double())
+            turned = triton.pieces(w.transpose(1, 2), count)
+            assert_near(triton.correlate(gs, turned, [1, 1], [2 - p for p in padding], True, tiles), to_x, error)
+
+
+@pytest.mark.parametrize(("stride", "padding"), SHAPES)
+def test_patches_are_what_the_kernel_sees(kernels, stride, padding):
+    triton, device = kernels
+    x = torch.randn(2, 3, 5, 11, 9, device=device)
+    found = triton.patches(x, [3, 3], list(stride), list(padding), 3).float().sum(1)
+    seen = F.unfold(x.flatten(0, 1), (3, 3), padding=padding, stride=stride).transpose(1, 2)
+    assert_near(found[..., :45].flatten(2, 3), seen.unflatten(0, (2, 3)).double(), 1e-6)
+    assert found.shape[-1] == 48
+    assert not found[..., 45:].any()
+
+
+def assert_near(found, wanted, error):
+    """Relative to the largest value."""
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=error * wanted.abs().max().item())

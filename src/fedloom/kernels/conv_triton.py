@@ -1,73 +1,145 @@
 """Kernels for convolutions of many clients, each with its own weights.
 
-`correlate` and `weight_gradient` are implicit matrix products: a program computes a tile of one client's product, and
-nothing is unfolded in memory. `unfold` and `fold` are the two copies around a product that a library computes.
+Tensor cores multiply halves (bfloat16), so a number goes through them in pieces: three halves hold all 24 bits of a
+float32, two hold 16, one holds 8. `pieces` and `patches` write them with the channels of a pixel side by side, and
+`correlate` and `weight_gradient` are implicit matrix products of such pieces: a program computes a tile of one client's
+product, and nothing is unfolded in memory.
+
+With three pieces the result is as exact as that of float32 arithmetic: of the nine products the three smallest are left
+out, and the largest is added up in registers, because tensor cores cut off what they add instead of rounding it.
 """
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedloom.kernels.convolution import sides, wide
+
 Pair = list[int]
 Tiles = tuple[int, int, int, int, int]  # two sides of a tile, depth of a step, warps, stages
+HALF, FULL = torch.bfloat16, torch.float32
 PROGRAMS = 264  # two for each processor of an H100
-BLOCK = 1024
+BLOCK = 64
+
+
+@triton.jit
+def _pieces(
+    x, y, rows, C, H, W, x_n, x_a, x_c, x_h, x_w, y_n, y_p,
+    WIDE: tl.constexpr, PIECES: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """y[piece, a, h, w, c] of x[a, c, h, w]; channels beyond C are zeros."""
+    client = tl.program_id(1).to(tl.int64)
+    tiles = tl.cdiv(WIDE, BC)
+    row = (tl.program_id(0) // tiles) * BR + tl.arange(0, BR)
+    c = (tl.program_id(0) % tiles) * BC + tl.arange(0, BC)
+    w, h, a = row % W, row // W % H, row // (H * W)
+    at = (a * x_a + h * x_h + w * x_w)[:, None] + (c * x_c)[None, :]
+    rest = tl.load(x + client * x_n + at, mask=(row < rows)[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
+    to = y + client * y_n + row[:, None] * WIDE + c[None, :]
+    for piece in tl.static_range(PIECES):
+        some = rest.to(y.dtype.element_ty)
+        tl.store(to + piece * y_p, some, mask=(row < rows)[:, None] & (c < WIDE)[None, :])
+        rest = rest - some.to(tl.float32)
+
+
+@triton.jit
+def _patches(
+    x, y, M, K, H, W, P, Q, x_n, x_b, x_c, x_h, x_w, y_n, y_p,
+    R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """y[piece, b, p, q, (c, r, s)] of x[b, c, p * stride + r - pad, q * stride + s - pad]; zeros beyond K."""
+    client = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    k = tl.arange(0, BK)
+    s, r, c = k % S, k // S % R, k // (R * S)
+    q, p, b = m % Q, m // Q % P, m // (P * Q)
+    top, left = p * STRIDE_H - PAD_H, q * STRIDE_W - PAD_W
+    there = (m < M)[:, None] & (k < K)[None, :]
+    if PAD_H > 0 or PAD_W > 0:
+        h, v = top[:, None] + r[None, :], left[:, None] + s[None, :]
+        there = there & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+    at = (b * x_b + top * x_h + left * x_w)[:, None] + (c * x_c + r * x_h + s * x_w)[None, :]
+    rest = tl.load(x + client * x_n + at, mask=there, other=0.0).to(tl.float32)
+    to = y + client * y_n + m[:, None] * WIDE + k[None, :]
+    for piece in tl.static_range(PIECES):
+        some = rest.to(y.dtype.element_ty)
+        tl.store(to + piece * y_p, some, mask=(m < M)[:, None] & (k < WIDE)[None, :])
+        rest = rest - some.to(tl.float32)
 
 
 @triton.jit
 def _correlate(
-    x, w, y, M, O, K, H, W, P, Q,  # noqa: E741
-    x_n, x_b, x_c, x_h, x_w, w_n, w_0, w_o, w_c, w_r, w_s, y_n,
-    R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, PRECISION: tl.constexpr,
+    x, w, y, M, O, H, W, P, Q, x_n, x_p, w_n, w_p,  # noqa: E741
+    C: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, TURNED: tl.constexpr, PIECES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y[b, o, p, q] = sum over (c, r, s) of x[b, c, p * stride + r - pad, q * stride + s - pad] * w[o, c, r, s]."""
+    """y[b, o, p, q] = sum over (r, s, c) of x[b, p * stride + r - pad, q * stride + s - pad, c] * w[o, r, s, c]."""
     client = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(O, BN)
     m = (tl.program_id(0) // tiles) * BM + tl.arange(0, BM)
     o = (tl.program_id(0) % tiles) * BN + tl.arange(0, BN)
     q, p, b = m % Q, m // Q % P, m // (P * Q)
     top, left = p * STRIDE_H - PAD_H, q * STRIDE_W - PAD_W
-    x_at = x + client * x_n + b * x_b + top * x_h + left * x_w
-    w_at = w + client * w_n + w_0 + o * w_o
+    k = tl.arange(0, BK)
+    x_at = x + client * x_n + (((b * H + top) * W + left) * C)[:, None] + k[None, :]
+    w_at = w + client * w_n + (o * (R * S * C))[None, :] + k[:, None]
     total = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        s, r, c = k % S, k // S % R, k // (R * S)
-        there = (m < M)[:, None] & (k < K)[None, :]
+    small = tl.zeros((BM, BN), dtype=tl.float32)
+    for step in range(R * S * (C // BK)):
+        tap, c = step // (C // BK), step % (C // BK) * BK
+        r, s = tap // S, tap % S
+        inside = m < M
         if PAD_H > 0 or PAD_W > 0:
-            h, v = top[:, None] + r[None, :], left[:, None] + s[None, :]
-            there = there & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-        some = tl.load(x_at[:, None] + (c * x_c + r * x_h + s * x_w)[None, :], mask=there, other=0.0)
-        weights = tl.load(
-            w_at[None, :] + (c * w_c + r * w_r + s * w_s)[:, None], mask=(k < K)[:, None] & (o < O)[None, :], other=0.0
-        )
-        total = tl.dot(some, weights, total, input_precision=PRECISION)
-    to = y + client * y_n + (b * (O * P * Q) + p * Q + q)[:, None] + (o * (P * Q))[None, :]
-    tl.store(to, total, mask=(m < M)[:, None] & (o < O)[None, :])
+            inside = inside & (top + r >= 0) & (top + r < H) & (left + s >= 0) & (left + s < W)
+        there, known = inside[:, None], (o < O)[None, :]
+        xs = x_at + ((r * W + s) * C + c)
+        ws = w_at + ((R * S - 1 - tap if TURNED else tap) * C + c)
+        x0, w0 = tl.load(xs, mask=there, other=0.0), tl.load(ws, mask=known, other=0.0)
+        if PIECES == 1:
+            total = tl.dot(x0, w0, total)
+        else:
+            x1, w1 = tl.load(xs + x_p, mask=there, other=0.0), tl.load(ws + w_p, mask=known, other=0.0)
+            if PIECES == 3:
+                x2, w2 = tl.load(xs + 2 * x_p, mask=there, other=0.0), tl.load(ws + 2 * w_p, mask=known, other=0.0)
+                small = tl.dot(x2, w0, small)
+                small = tl.dot(x1, w1, small)
+                small = tl.dot(x0, w2, small)
+            small = tl.dot(x1, w0, small)
+            small = tl.dot(x0, w1, small)
+            if PIECES == 3:
+                total += tl.dot(x0, w0, max_num_imprecise_acc=BK)  # which keeps the sum out of the tensor core
+            else:
+                total = tl.dot(x0, w0, total)
+    to = y + client * (M * O) + (b * (O * P * Q) + p * Q + q)[:, None] + (o * (P * Q))[None, :]
+    tl.store(to, total + small, mask=(m < M)[:, None] & (o < O)[None, :])
 
 
 @triton.jit
 def _weight_gradient(
-    x, g, y, M, O, K, H, W, P, Q, span,  # noqa: E741
-    x_n, x_b, x_c, x_h, x_w, g_n, g_b, g_o, g_p, g_q, y_s, y_n,
-    R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, PRECISION: tl.constexpr,
+    x, g, y, M, O, K, H, W, P, Q, span, x_n, x_p, g_n, g_p, y_s, y_n,  # noqa: E741
+    C: tl.constexpr, WIDE: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr,
+    STRIDE_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, PIECES: tl.constexpr,
     BO: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """y[o, c, r, s] = sum over a span of (b, p, q) of g[b, o, p, q] * x[b, c, p * stride + r - pad, ...]."""
+    """y[o, r, s, c] = sum over a span of (b, p, q) of g[b, p, q, o] * x[b, p * stride + r - pad, ..., c]."""
     client = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(K, BK)
     o = (tl.program_id(0) // tiles) * BO + tl.arange(0, BO)
     k = (tl.program_id(0) % tiles) * BK + tl.arange(0, BK)
-    s, r, c = k % S, k // S % R, k // (R * S)
-    x_at = x + client * x_n + c * x_c + (r - PAD_H) * x_h + (s - PAD_W) * x_w
-    g_at = g + client * g_n + o * g_o
+    c, tap = k % C, k // C
+    r, s = tap // S, tap % S
+    x_at = x + client * x_n + ((r - PAD_H) * W + (s - PAD_W)) * C + c
+    g_at = g + client * g_n + o
     first = tl.program_id(2) * span
     last = tl.minimum(first + span, M)
     total = tl.zeros((BO, BK), dtype=tl.float32)
+    small = tl.zeros((BO, BK), dtype=tl.float32)
     for start in range(first, last, BM):
         m = start + tl.arange(0, BM)
         q, p, b = m % Q, m // Q % P, m // (P * Q)
@@ -76,130 +148,85 @@ def _weight_gradient(
             h = (p * STRIDE_H - PAD_H)[:, None] + r[None, :]
             v = (q * STRIDE_W - PAD_W)[:, None] + s[None, :]
             there = there & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-        some = tl.load(
-            x_at[None, :] + (b * x_b + p * (STRIDE_H * x_h) + q * (STRIDE_W * x_w))[:, None], mask=there, other=0.0
-        )
-        slope = tl.load(
-            g_at[:, None] + (b * g_b + p * g_p + q * g_q)[None, :],
-            mask=(o < O)[:, None] & (m < last)[None, :],
-            other=0.0,
-        )
-        total = tl.dot(slope, some, total, input_precision=PRECISION)
+        known = (m < last)[:, None] & (o < WIDE)[None, :]
+        xs = x_at[None, :] + (((b * H + p * STRIDE_H) * W + q * STRIDE_W) * C)[:, None]
+        gs = g_at[None, :] + (m * WIDE)[:, None]
+        x0, g0 = tl.load(xs, mask=there, other=0.0), tl.load(gs, mask=known, other=0.0)
+        if PIECES == 1:
+            total = tl.dot(tl.trans(g0), x0, total)
+        else:
+            x1, g1 = tl.load(xs + x_p, mask=there, other=0.0), tl.load(gs + g_p, mask=known, other=0.0)
+            if PIECES == 3:
+                x2, g2 = tl.load(xs + 2 * x_p, mask=there, other=0.0), tl.load(gs + 2 * g_p, mask=known, other=0.0)
+                small = tl.dot(tl.trans(g2), x0, small)
+                small = tl.dot(tl.trans(g1), x1, small)
+                small = tl.dot(tl.trans(g0), x2, small)
+            small = tl.dot(tl.trans(g1), x0, small)
+            small = tl.dot(tl.trans(g0), x1, small)
+            if PIECES == 3:
+                total += tl.dot(tl.trans(g0), x0, max_num_imprecise_acc=BM)
+            else:
+                total = tl.dot(tl.trans(g0), x0, total)
     to = y + tl.program_id(2).to(tl.int64) * y_s + client * y_n + (o * K)[:, None] + k[None, :]
-    tl.store(to, total, mask=(o < O)[:, None] & (k < K)[None, :])
+    tl.store(to, total + small, mask=(o < O)[:, None] & (k < K)[None, :])
 
 
-@triton.jit
-def _unfold(
-    x, y, M, K, H, W, P, Q, x_n, x_b, x_c, x_h, x_w,
-    R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr,
-):  # fmt: skip
-    """y[(c, r, s), (b, p, q)] = x[b, c, p * stride + r - pad, q * stride + s - pad]"""
-    client = tl.program_id(1).to(tl.int64)
-    tiles = tl.cdiv(M, BM)
-    k = (tl.program_id(0) // tiles) * BK + tl.arange(0, BK)
-    m = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
-    s, r, c = k % S, k // S % R, k // (R * S)
-    q, p, b = m % Q, m // Q % P, m // (P * Q)
-    top, left = p * STRIDE_H - PAD_H, q * STRIDE_W - PAD_W
-    inside = (k < K)[:, None] & (m < M)[None, :]
-    there = inside
-    if PAD_H > 0 or PAD_W > 0:
-        h, v = top[None, :] + r[:, None], left[None, :] + s[:, None]
-        there = there & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-    at = (b * x_b + top * x_h + left * x_w)[None, :] + (c * x_c + r * x_h + s * x_w)[:, None]
-    value = tl.load(x + client * x_n + at, mask=there, other=0.0)
-    tl.store(y + client * K * M + k[:, None] * M + m[None, :], value, mask=inside)
+def pieces(x: Tensor, count: int) -> Tensor:
+    """x (n, a, c, h, w) as (n, count, a, h, w, channels)."""
+    n, a, c, h, w = x.shape
+    y = torch.empty(n, count, a, h, w, wide(c), dtype=HALF, device=x.device)
+    rows, block = a * h * w, math.gcd(32, wide(c))
+    _pieces[(triton.cdiv(rows, BLOCK) * (wide(c) // block), n)](
+        x, y, rows, c, h, w, *x.stride(), y.stride(0), y.stride(1), wide(c), count, BLOCK, block
+    )
+    return y
 
 
-@triton.jit
-def _fold(
-    y, x, size, C, H, W, P, Q, y_n, y_k, y_m,
-    R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """x[b, c, h, v] = sum over (r, s) of y[c, r, s, b, (h + pad - r) / stride, (v + pad - s) / stride]"""
-    client = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    v, h, c, b = at % W, at // W % H, at // (H * W) % C, at // (C * H * W)
-    base = y + client * y_n + b * (P * Q * y_m)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for r in tl.static_range(R):
-        for s in tl.static_range(S):
-            high, wide = h + PAD_H - r, v + PAD_W - s
-            p, q = high // STRIDE_H, wide // STRIDE_W
-            there = (at < size) & (high >= 0) & (wide >= 0) & (p < P) & (q < Q)
-            if STRIDE_H > 1:
-                there = there & (high % STRIDE_H == 0)
-            if STRIDE_W > 1:
-                there = there & (wide % STRIDE_W == 0)
-            total += tl.load(base + ((c * R + r) * S + s) * y_k + (p * Q + q) * y_m, mask=there, other=0.0)
-    tl.store(x + client * size + at, total, mask=at < size)
+def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, count: int) -> Tensor:
+    """What the kernel sees at each place of x (n, b, c, h, w), as channels of (n, count, b, p, q, channels)."""
+    n, b, c, h, w = x.shape
+    high, broad = sides([h, w], kernel, stride, padding)
+    m, k = b * high * broad, c * kernel[0] * kernel[1]
+    y = torch.empty(n, count, b, high, broad, wide(k), dtype=HALF, device=x.device)
+    _patches[(triton.cdiv(m, BLOCK), n)](
+        x, y, m, k, h, w, high, broad, *x.stride(), y.stride(0), y.stride(1),
+        *kernel, *stride, *padding, wide(k), count, BLOCK, triton.next_power_of_2(wide(k)),
+    )  # fmt: skip
+    return y
 
 
-def correlate(
-    x: Tensor, w: Tensor, stride: Pair, padding: Pair, transposed: bool, precision: str, tiles: Tiles
-) -> Tensor:
-    """x (n, b, c, h, w), w (n, o, c, r, s). `transposed` sums over o instead of c, with the kernel turned round."""
-    n, batch, _, height, width = x.shape
-    (_, out, inner, rows, columns), (w_n, w_o, w_c, w_r, w_s), w_0 = w.shape, w.stride(), 0
-    if transposed:
-        out, inner, w_o, w_c, w_0 = inner, out, w_c, w_o, (rows - 1) * w_r + (columns - 1) * w_s
-        w_r, w_s = -w_r, -w_s
-    high = (height + 2 * padding[0] - rows) // stride[0] + 1
-    wide = (width + 2 * padding[1] - columns) // stride[1] + 1
-    y = x.new_empty(n, batch, out, high, wide)
-    m, k = batch * high * wide, inner * rows * columns
+def correlate(x: Tensor, w: Tensor, stride: Pair, padding: Pair, turned: bool, tiles: Tiles) -> Tensor:
+    """Pieces of x (n, b, h, w, c) and of w (n, o, r, s, c) give (n, b, o, p, q); `turned` turns the kernel round."""
+    n, count, b, high, broad, c = x.shape
+    _, _, out, r, s, _ = w.shape
+    p, q = sides([high, broad], [r, s], stride, padding)
+    y = torch.empty(n, b, out, p, q, dtype=FULL if count > 1 else HALF, device=x.device)
     bm, bn, bk, warps, stages = tiles
-    _correlate[(triton.cdiv(m, bm) * triton.cdiv(out, bn), n)](
-        x, w, y, m, out, k, height, width, high, wide, *x.stride(), w_n, w_0, w_o, w_c, w_r, w_s, y.stride(0),
-        rows, columns, *stride, *padding, precision, bm, bn, bk, num_warps=warps, num_stages=stages,
+    _correlate[(triton.cdiv(b * p * q, bm) * triton.cdiv(out, bn), n)](
+        x, w, y, b * p * q, out, high, broad, p, q, x.stride(0), x.stride(1), w.stride(0), w.stride(1),
+        c, r, s, *stride, *padding, turned, count, bm, bn, math.gcd(bk, c), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
 
 
 def weight_gradient(
-    x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, precision: str, tiles: Tiles
+    x: Tensor, g: Tensor, shape: list[int], kernel: Pair, stride: Pair, padding: Pair, tiles: Tiles
 ) -> Tensor:
-    """The gradient to weights (n, o, c, *kernel) from x (n, b, c, h, w) and g (n, b, o, p, q)."""
-    n, batch, inner, height, width = x.shape
-    out, high, wide = g.shape[2:]
-    m, k = batch * high * wide, inner * kernel[0] * kernel[1]
+    """Pieces of x (n, b, h, w, c) and of g (n, b, p, q, o) give (n, *shape, *kernel), where shape is (o, c)."""
+    n, count, b, high, broad, c = x.shape
+    p, q, many = g.shape[3:]
+    out, inner = shape
+    m, k = b * p * q, c * kernel[0] * kernel[1]
     bo, bk, bm, warps, stages = tiles
     programs = triton.cdiv(out, bo) * triton.cdiv(k, bk)
-    pieces = max(1, min(PROGRAMS // (programs * n), m // (4 * bm)))
-    span = triton.cdiv(triton.cdiv(m, pieces), bm) * bm
-    pieces = triton.cdiv(m, span)
-    y = torch.empty(pieces, n, out, inner, *kernel, dtype=torch.float32, device=x.device)
-    _weight_gradient[(programs, n, pieces)](
-        x, g, y, m, out, k, height, width, high, wide, span, *x.stride(), *g.stride(), y.stride(0), y.stride(1),
-        *kernel, *stride, *padding, precision, bo, bk, bm, num_warps=warps, num_stages=stages,
+    spans = max(1, min(PROGRAMS // (programs * n), m // (4 * bm)))
+    span = triton.cdiv(triton.cdiv(m, spans), bm) * bm
+    spans = triton.cdiv(m, span)
+    y = torch.empty(spans, n, out, *kernel, c, dtype=FULL, device=x.device)
+    _weight_gradient[(programs, n, spans)](
+        x, g, y, m, out, k, high, broad, p, q, span, x.stride(0), x.stride(1), g.stride(0), g.stride(1),
+        y.stride(0), y.stride(1), c, many, *kernel, *stride, *padding, count, bo, bk, bm,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return (y[0] if pieces == 1 else y.sum(0)).to(x.dtype)
-
-
-def unfold(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """Patches of x (n, b, c, h, w) as columns: (n, c * r * s, b * p * q)."""
-    n, batch, inner, height, width = x.shape
-    high = (height + 2 * padding[0] - kernel[0]) // stride[0] + 1
-    wide = (width + 2 * padding[1] - kernel[1]) // stride[1] + 1
-    y = x.new_empty(n, inner * kernel[0] * kernel[1], batch * high * wide)
-    k, m = y.shape[1:]
-    _unfold[(triton.cdiv(k, 16) * triton.cdiv(m, 128), n)](
-        x, y, m, k, height, width, high, wide, *x.stride(), *kernel, *stride, *padding, 16, 128
-    )
-    return y
-
-
-def fold(y: Tensor, shape: list[int], kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """The sum of columns (n, c * r * s, b * p * q) at the places of an image (b, c, h, w) where they come from."""
-    _, inner, height, width = shape
-    high = (height + 2 * padding[0] - kernel[0]) // stride[0] + 1
-    wide = (width + 2 * padding[1] - kernel[1]) // stride[1] + 1
-    x = y.new_empty(len(y), *shape)
-    size = x[0].numel()
-    _fold[(triton.cdiv(size, BLOCK), len(y))](
-        y, x, size, inner, height, width, high, wide, *y.stride(), *kernel, *stride, *padding, BLOCK
-    )
-    return x
+    y = (y[0] if spans == 1 else y.sum(0))[..., :inner].permute(0, 1, 4, 2, 3)
+    return y.to(FULL if count > 1 else HALF, memory_format=torch.contiguous_format, copy=True)

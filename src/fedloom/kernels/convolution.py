@@ -1,9 +1,9 @@
 """Two-dimensional convolution with weights per client, differentiable as often as one likes.
 
-Under `vmap`, PyTorch turns such a convolution into a grouped one, which cuDNN carries out client by client. There are
-two other ways here: products of unfolded patches, and kernels that see all clients at once. A convolution, its gradient
-to the input and its gradient to the weights are bilinear, and the derivatives of each are the other two, so each of
-the three has its own way. Which one is fastest depends on the shapes; the execution plan says.
+Under `vmap`, PyTorch turns such a convolution into a grouped one, which cuDNN carries out client by client. The other
+way here is kernels that see all clients at once. A convolution, its gradient to the input and its gradient to the
+weights are bilinear, and the derivatives of each are the other two, so each of the three has its own way. Which one is
+fastest depends on the shapes; the execution plan says.
 """
 
 import math
@@ -22,7 +22,17 @@ from fedloom.core.autodiff import inside_vmap
 Pair = list[int]
 Backward = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
 Part = Literal["output", "input", "weights"]  # what is computed
-Way = str  # grouped, unfolded, or sides and depth of tiles, warps and stages: "32 64 32 4 3"
+Way = str  # grouped, or sides and depth of tiles, warps and stages: "64 64 32 4 3"
+
+
+def wide(channels: int) -> int:
+    """Channels as they lie in memory, so that a pixel begins where memory is read in one go."""
+    return -(-channels // 16) * 16
+
+
+def sides(size: Any, kernel: Any, stride: Any, padding: Any) -> tuple[int, ...]:
+    """Height and width of what a convolution gives."""
+    return tuple((a + 2 * p - k) // s + 1 for a, k, s, p in zip(size, kernel, stride, padding, strict=True))
 
 
 class Case(NamedTuple):
@@ -41,15 +51,20 @@ class Case(NamedTuple):
 
     @property
     def y(self) -> tuple[int, ...]:
-        sides = zip(self.x[2:], self.w[2:], self.stride, self.padding, strict=True)
-        return self.x[0], self.w[0], *((size + 2 * p - k) // s + 1 for size, k, s, p in sides)
+        return self.x[0], self.w[0], *sides(self.x[2:], self.w[2:], self.stride, self.padding)
+
+    @property
+    def narrow(self) -> bool:
+        """So few channels that what the kernel sees at a place had better lie in one row."""
+        return self.x[1] < 16 and math.prod(self.w[1:]) <= 256
 
     def usual(self) -> Way:
         """What is done if nobody measured."""
-        patch, places = math.prod(self.w[1:]), self.x[0] * math.prod(self.y[2:])
-        if patch <= 32 and self.part != "input":
-            return "128 32 32 4 3" if self.part == "output" else "32 32 32 4 3"
-        return "unfolded" if patch * places <= 1 << 20 else "grouped"
+        out, inner = self.w[:2]
+        if self.part == "weights":
+            return "32 32 64 4 3" if out <= 32 else "64 64 32 4 3" if inner < 64 else "64 128 32 4 3"
+        width = inner if self.part == "input" else out
+        return "64 32 32 4 3" if width <= 32 else "64 64 32 4 3" if width < 128 else "64 128 32 4 3"
 
 
 class _Here(threading.local):
@@ -80,11 +95,14 @@ def _chosen(part: Part, x: Any, w: Any, stride: Pair, padding: Pair) -> Way:
 
 
 # -- operators over stacked clients ------------------------------------------------------------------------------
+# On a CPU the first piece is the number itself, so that the formulas can be checked in any precision.
 
 
-def precision() -> str:
-    """How products of float32 are taken: with the rounding that torch is allowed to do, or without."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+def _count(x: Tensor) -> int:
+    """Pieces of a number: what torch is allowed to round off, they need not hold."""
+    if x.dtype == torch.bfloat16:
+        return 1
+    return 2 if torch.backends.cuda.matmul.allow_tf32 else 3
 
 
 def _triton() -> Any:
@@ -93,67 +111,88 @@ def _triton() -> Any:
     return conv_triton
 
 
-@torch.library.custom_op("fedloom::correlate", mutates_args=())
-def correlate(x: Tensor, w: Tensor, stride: Pair, padding: Pair, transposed: bool, tiles: Pair) -> Tensor:
-    """Convolutions of x (n, b, c, h, w) with w (n, o, c, r, s), client by client; `transposed` sums over o with the
-    kernel turned round."""
+def _half(x: Tensor) -> torch.dtype:
+    return torch.bfloat16 if x.is_cuda else x.dtype
+
+
+def _full(pieces: Tensor) -> torch.dtype:
+    """Of a product of pieces."""
+    return torch.float32 if pieces.is_cuda and pieces.shape[1] > 1 else pieces.dtype
+
+
+def _whole(pieces: Tensor) -> Tensor:
+    """(n, count, a, h, w, c) as (n, a, c, h, w)"""
+    return pieces.sum(1).permute(0, 1, 4, 2, 3)
+
+
+@torch.library.custom_op("fedloom::pieces", mutates_args=())
+def pieces(x: Tensor, count: int) -> Tensor:
+    """x (n, a, c, h, w) in pieces: (n, count, a, h, w, channels), where channels are c and zeros behind them."""
     if x.is_cuda:
-        return _triton().correlate(x, w, stride, padding, transposed, precision(), tiles)
-    w = w.transpose(1, 2).flip(3, 4) if transposed else w
-    return torch.stack([F.conv2d(a, b, stride=stride, padding=padding) for a, b in zip(x, w, strict=True)])
+        return _triton().pieces(x, count)
+    n, a, c, h, w = x.shape
+    y = x.new_zeros(n, count, a, h, w, wide(c))
+    y[:, 0, ..., :c] = x.permute(0, 1, 3, 4, 2)
+    return y
+
+
+@pieces.register_fake
+def _(x: Tensor, count: int) -> Tensor:
+    n, a, c, h, w = x.shape
+    return x.new_empty(n, count, a, h, w, wide(c), dtype=_half(x))
+
+
+@torch.library.custom_op("fedloom::patches", mutates_args=())
+def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, count: int) -> Tensor:
+    """What a kernel sees at each place of x (n, b, c, h, w), in pieces: (n, count, b, p, q, c * r * s and zeros)."""
+    if x.is_cuda:
+        return _triton().patches(x, kernel, stride, padding, count)
+    places = sides(x.shape[3:], kernel, stride, padding)
+    columns = F.unfold(x.flatten(0, 1), tuple(kernel), padding=tuple(padding), stride=tuple(stride))
+    return pieces(columns.unflatten(0, x.shape[:2]).unflatten(3, places), count)
+
+
+@patches.register_fake
+def _(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, count: int) -> Tensor:
+    n, b, c, *size = x.shape
+    places = sides(size, kernel, stride, padding)
+    return x.new_empty(n, count, b, *places, wide(c * math.prod(kernel)), dtype=_half(x))
+
+
+@torch.library.custom_op("fedloom::correlate", mutates_args=())
+def correlate(x: Tensor, w: Tensor, stride: Pair, padding: Pair, turned: bool, tiles: Pair) -> Tensor:
+    """Convolutions (n, b, o, p, q), client by client, of pieces of x (n, b, c, h, w) and w (n, o, c, r, s); `turned`
+    turns the kernel round."""
+    if x.is_cuda:
+        return _triton().correlate(x, w, stride, padding, turned, tiles)
+    pairs = zip(_whole(x), _whole(w).flip(3, 4) if turned else _whole(w), strict=True)
+    found = torch.stack([F.conv2d(a, b, stride=stride, padding=padding) for a, b in pairs])
+    return found.clone(memory_format=torch.contiguous_format)
 
 
 @correlate.register_fake
-def _(x: Tensor, w: Tensor, stride: Pair, padding: Pair, transposed: bool, tiles: Pair) -> Tensor:
-    pairs = zip(x.shape[3:], padding, w.shape[3:], stride, strict=True)
-    sides = [(size + 2 * p - k) // s + 1 for size, p, k, s in pairs]
-    return x.new_empty(*x.shape[:2], w.shape[2 if transposed else 1], *sides)
+def _(x: Tensor, w: Tensor, stride: Pair, padding: Pair, turned: bool, tiles: Pair) -> Tensor:
+    places = sides(x.shape[3:5], w.shape[3:5], stride, padding)
+    return x.new_empty(len(x), x.shape[2], w.shape[2], *places, dtype=_full(x))
 
 
 @torch.library.custom_op("fedloom::weight_gradient", mutates_args=())
-def weight_gradient(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, tiles: Pair) -> Tensor:
-    """Gradients to weights (n, o, c, *kernel), from inputs (n, b, c, h, w) and gradients to outputs."""
+def weight_gradient(
+    x: Tensor, g: Tensor, shape: Pair, kernel: Pair, stride: Pair, padding: Pair, tiles: Pair
+) -> Tensor:
+    """Gradients to weights (n, *shape, *kernel), where shape is (o, c), from pieces of inputs (n, b, c, h, w) and of
+    gradients to outputs (n, b, o, p, q)."""
     if x.is_cuda:
-        return _triton().weight_gradient(x, g, kernel, stride, padding, precision(), tiles)
-    shape = (g.shape[2], x.shape[2], *kernel)
-    pairs = zip(x, g, strict=True)
-    return torch.stack([conv2d_weight(a, shape, b, stride, padding) for a, b in pairs])
+        return _triton().weight_gradient(x, g, shape, kernel, stride, padding, tiles)
+    out, inner = shape
+    pairs = zip(_whole(x)[:, :, :inner], _whole(g)[:, :, :out], strict=True)
+    size = (out, inner, *kernel)
+    return torch.stack([conv2d_weight(a.contiguous(), size, b.contiguous(), stride, padding) for a, b in pairs])
 
 
 @weight_gradient.register_fake
-def _(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, tiles: Pair) -> Tensor:
-    return x.new_empty(len(x), g.shape[2], x.shape[2], *kernel)
-
-
-@torch.library.custom_op("fedloom::unfold", mutates_args=())
-def unfold(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """Patches of x (n, b, c, h, w) as columns: (n, c * r * s, b * p * q)."""
-    if x.is_cuda:
-        return _triton().unfold(x, kernel, stride, padding)
-    columns = F.unfold(x.flatten(0, 1), tuple(kernel), padding=tuple(padding), stride=tuple(stride))
-    return columns.unflatten(0, x.shape[:2]).transpose(1, 2).flatten(2).contiguous()
-
-
-@unfold.register_fake
-def _(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    pairs = zip(x.shape[3:], padding, kernel, stride, strict=True)
-    places = math.prod((size + 2 * p - k) // s + 1 for size, p, k, s in pairs)
-    return x.new_empty(len(x), x.shape[2] * math.prod(kernel), x.shape[1] * places)
-
-
-@torch.library.custom_op("fedloom::fold", mutates_args=())
-def fold(y: Tensor, shape: list[int], kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """Columns (n, c * r * s, b * p * q) summed up where they come from in images (n, b, c, h, w)."""
-    if y.is_cuda:
-        return _triton().fold(y, shape, kernel, stride, padding)
-    columns = y.unflatten(2, (shape[0], -1)).transpose(1, 2).flatten(0, 1)
-    images = F.fold(columns, tuple(shape[2:]), tuple(kernel), padding=tuple(padding), stride=tuple(stride))
-    return images.unflatten(0, (len(y), -1))
-
-
-@fold.register_fake
-def _(y: Tensor, shape: list[int], kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    return y.new_empty(len(y), *shape)
+def _(x: Tensor, g: Tensor, shape: Pair, kernel: Pair, stride: Pair, padding: Pair, tiles: Pair) -> Tensor:
+    return x.new_empty(len(x), *shape, *kernel, dtype=_full(x))
 
 
 def _over_clients(op: Any, tensors: int) -> Any:
@@ -170,50 +209,49 @@ def _over_clients(op: Any, tensors: int) -> Any:
     return rule
 
 
-for _op, _tensors in ((correlate, 2), (weight_gradient, 2), (unfold, 1), (fold, 1)):
+for _op, _tensors in ((pieces, 1), (patches, 1), (correlate, 2), (weight_gradient, 2)):
     torch.library.register_vmap(_op, _over_clients(_op, _tensors))
 
 
 # -- the three computations for one client ------------------------------------------------------------------------
 
 
-def _rows(g: Tensor) -> Tensor:
-    """(b, o, p, q) as a matrix (o, b * p * q)"""
-    return g.transpose(0, 1).flatten(1)
-
-
 def _output(x: Tensor, w: Tensor, stride: Pair, padding: Pair, way: Way) -> Tensor:
     if way == "grouped":
         return F.conv2d(x, w, stride=stride, padding=padding)
-    if way == "unfolded":
-        y = w.flatten(1) @ unfold(x[None], list(w.shape[2:]), stride, padding)[0]
-        case = Case("output", x.shape, w.shape, tuple(stride), tuple(padding))
-        return y.view(len(w), len(x), *case.y[2:]).transpose(0, 1)
-    return correlate(x[None], w[None], stride, padding, False, _tiles(way))[0]
+    count, tiles = _count(x), _tiles(way)
+    if Case("output", x.shape, w.shape, tuple(stride), tuple(padding)).narrow:
+        seen = patches(x[None], list(w.shape[2:]), stride, padding, count)
+        return correlate(seen, pieces(w.flatten(1)[None, ..., None, None], count), [1, 1], [0, 0], False, tiles)[0]
+    return correlate(pieces(x[None], count), pieces(w[None], count), stride, padding, False, tiles)[0]
 
 
 def _input(g: Tensor, w: Tensor, shape: Pair, stride: Pair, padding: Pair, way: Way) -> Tensor:
     kernel = list(w.shape[2:])
     if way == "grouped":
         return conv2d_input(shape, w, g, stride, padding)
-    if way == "unfolded":
-        return fold((w.flatten(1).t() @ _rows(g))[None], shape, kernel, stride, padding)[0]
     if stride != [1, 1]:  # zeros between the values, and behind them where the last steps left something over
         for dim in (0, 1):
             room = shape[2 + dim] + 2 * padding[dim] - kernel[dim] + 1
             g = F.pad(g.unsqueeze(3 + dim), (0, 0) * (1 - dim) + (0, stride[dim] - 1)).flatten(2 + dim, 3 + dim)
             g = F.pad(g, (0, 0) * (1 - dim) + (0, room - g.shape[2 + dim]))
     around = [k - 1 - p for k, p in zip(kernel, padding, strict=True)]
-    return correlate(g[None], w[None], [1, 1], around, True, _tiles(way))[0]
+    count = _count(g)
+    return correlate(pieces(g[None], count), pieces(w.transpose(0, 1)[None], count), [1, 1], around, True, _tiles(way))[
+        0
+    ]
 
 
 def _weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, way: Way) -> Tensor:
     shape = [g.shape[1], x.shape[1], *kernel]
     if way == "grouped":
         return conv2d_weight(x, shape, g, stride, padding)
-    if way == "unfolded":
-        return (_rows(g) @ unfold(x[None], kernel, stride, padding)[0].t()).view(shape)
-    return weight_gradient(x[None], g[None], kernel, stride, padding, _tiles(way))[0]
+    count, tiles = _count(x), _tiles(way)
+    slopes = pieces(g[None], count)
+    if Case("weights", x.shape, tuple(shape), tuple(stride), tuple(padding)).narrow:
+        seen, patch = patches(x[None], kernel, stride, padding, count), math.prod(shape[1:])
+        return weight_gradient(seen, slopes, [shape[0], patch], [1, 1], [1, 1], [0, 0], tiles)[0].view(shape)
+    return weight_gradient(pieces(x[None], count), slopes, shape[:2], kernel, stride, padding, tiles)[0]
 
 
 def _tiles(way: Way) -> list[int]:

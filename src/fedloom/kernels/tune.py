@@ -11,9 +11,9 @@ from fedloom.kernels.convolution import Case, Way, carry_out
 
 # sides and depth of tiles, warps, stages
 TILES = {
-    "output": ("128 32 32 4 3", "32 64 32 4 3", "64 64 64 4 2", "128 64 32 4 3"),
-    "input": ("128 32 32 4 3", "32 64 32 4 3", "64 64 64 4 2", "128 64 32 4 3"),
-    "weights": ("32 32 32 4 3", "32 64 32 4 3", "64 64 32 4 3", "64 128 16 4 3"),
+    "output": ("64 32 32 4 3", "64 64 32 4 3", "128 64 32 4 3", "64 128 32 4 3"),
+    "input": ("64 32 32 4 3", "64 64 32 4 3", "128 64 32 4 3", "64 128 32 4 3"),
+    "weights": ("32 32 64 4 3", "64 64 32 4 3", "64 128 32 4 3"),
 }
 REPEATS = 5
 
@@ -28,7 +28,7 @@ def _times(case: Case, clients: int, device: torch.device, dtype: torch.dtype) -
     given = {"output": (case.x, case.w), "input": (case.y, case.w), "weights": (case.x, case.y)}[case.part]
     a, b = (torch.randn(clients, *shape, device=device, dtype=dtype) for shape in given)
     found = {}
-    for way in ("grouped", "unfolded", *_fitting(case)):
+    for way in ("grouped", *_fitting(case)):
         try:
             found[way] = _seconds(partial(vmap(lambda a, b: carry_out(case, a, b, way)), a, b))  # noqa: B023
         except torch.OutOfMemoryError:
@@ -40,7 +40,7 @@ def _fitting(case: Case) -> list[Way]:
     """Tiles that are not much larger than what they cover."""
     width = case.w[1] if case.part == "input" else case.w[0]
     column = 0 if case.part == "weights" else 1
-    return [way for way in TILES[case.part] if int(way.split()[column]) <= max(16, 1 << (width - 1).bit_length())]
+    return [way for way in TILES[case.part] if int(way.split()[column]) <= max(32, 1 << (width - 1).bit_length())]
 
 
 def _seconds(f: Callable[[], Tensor]) -> float:
