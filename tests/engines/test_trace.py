@@ -54,3 +54,21 @@ def test_states_may_change_places_and_be_kept_beside_their_successors():
     for f in (step, swap, keep):
         expected, found, _ = after(f, [a, b, c])
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_operations_in_place_do_not_keep_equal_ones_apart():
+    """They become ones that give a value, unless somebody else sees what they write."""
+
+    def step(a):
+        b = a.exp()
+        c = b.unsqueeze(0)
+        c.reciprocal_()  # seen through b
+        return [a.sin() + a.sin() + (a + 1).unsqueeze_(0).reciprocal_()[0], b]
+
+    a = torch.randn(3)
+    program = trace(lambda a: step(a), [a])
+    assert program.code.count("reciprocal_.") == 1
+    torch.testing.assert_close(program(a), step(a), rtol=0, atol=0)
+    alone = trace(lambda a: [a.sin() + a.sin() + (a + 1).unsqueeze_(0).reciprocal_()[0]], [a])
+    assert "_." not in alone.code.replace("ops.aten", "")
+    assert alone.code.count("sin.default") == 1

@@ -19,6 +19,7 @@ from fedloom.engines.plan import Plan
 from fedloom.engines.schedule import Window
 from fedloom.engines.trace import overwrite, passed_through, trace, used_inputs
 from fedloom.kernels.convolution import convolutions
+from fedloom.kernels.ready import get_ready
 
 Flat = list[Tensor]
 
@@ -169,6 +170,7 @@ class Captured:
         program = trace(step, inputs)
         self.moves = [not same for same in passed_through(program, tables + 1)]
         overwrite(program, tables + 1, tables)
+        get_ready(program)
         # small prefixes gain little: what they wait for is the length of the program, not its memory
         worthwhile = self.compiled and 2 * prefix > self.capacity
         run: Callable[..., Any] = _compiled(program, inputs) if worthwhile else program

@@ -46,6 +46,8 @@ def _simplify(module: GraphModule) -> None:
     graph = module.graph
     seen: dict[Any, Node] = {}
     calls = [node for node in graph.nodes if node.op == "call_function"]
+    for node in calls:
+        node.target = _without_writing(node) or node.target
     pure = not any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in calls)
     for node in calls:
         same = _same_as(node)
@@ -64,6 +66,24 @@ def _simplify(module: GraphModule) -> None:
             graph.erase_node(node)
     graph.eliminate_dead_code()
     module.recompile()
+
+
+def _without_writing(node: Node) -> Any:
+    """What gives the value that an operation in place leaves in its argument, where nobody else sees that argument."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return None
+    source, (space, _, name) = node.args[0], node.target._schema.name.partition("::")
+    if not isinstance(source, Node) or len(source.users) > 1 or not name.endswith("_"):
+        return None
+    if torch.Tag.inplace_view not in node.target.tags:  # it writes values, which are seen through other views, too
+        while is_view(source):
+            source = source.args[0]  # type: ignore[assignment]
+            if len(source.users) > 1:
+                return None
+        if source.op != "call_function":
+            return None
+    packet = getattr(getattr(torch.ops, space), name[:-1], None)
+    return getattr(packet, node.target._overloadname, None)
 
 
 def _constant(node: Node) -> Tensor | None:
