@@ -47,14 +47,17 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
+def salt(i: int) -> int:
+    """What an id is to a key that it is folded into."""
+    return _signed(_mix_int((i + _GOLDEN) & _WORD))
+
+
 def fold(key: Any, *ids: int | Tensor) -> Any:
     """A new key from a key and ids; tensors broadcast, and integers give the same value as tensors do."""
     for i in ids:
-        if isinstance(key, int) and isinstance(i, int):
-            key = _signed(_mix_int((key ^ _mix_int((i + _GOLDEN) & _WORD)) & _WORD))
-        else:
-            inner = _signed(_mix_int((i + _GOLDEN) & _WORD)) if isinstance(i, int) else _mix(i + _signed(_GOLDEN))
-            key = _mix(key ^ inner)
+        inner = salt(i) if isinstance(i, int) else _mix(i + _signed(_GOLDEN))
+        mixed = key ^ inner
+        key = _signed(_mix_int(mixed & _WORD)) if isinstance(mixed, int) else _mix(mixed)
     return key
 
 

@@ -19,6 +19,7 @@ from fedloom.core.errors import UserError, unknown
 from fedloom.core.keys import fold, uniform
 from fedloom.core.recurrent import Recurrent
 from fedloom.kernels.convolution import Convolution
+from fedloom.kernels.dropout import dropout_factors
 
 Params = dict[str, Tensor]
 
@@ -71,6 +72,8 @@ class KeyedDropout(nn.Module):
             return x
         now.draws += 1
         exact = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+        if now.key.is_cuda and exact == torch.float32:
+            return (x * dropout_factors(now.key, now.draws, list(x.shape), self.p)).to(x.dtype)
         kept = uniform(fold(now.key, now.draws), tuple(x.shape), exact) >= self.p
         return x * kept / ((1 - self.p) or 1)  # p = 1 keeps nothing
 

@@ -19,6 +19,7 @@ from fedloom.engines.plan import Plan
 from fedloom.engines.schedule import Window
 from fedloom.engines.trace import overwrite, passed_through, trace, used_inputs
 from fedloom.kernels.convolution import convolutions
+from fedloom.kernels.products import replace_products
 from fedloom.kernels.ready import get_ready
 
 Flat = list[Tensor]
@@ -168,6 +169,7 @@ class Captured:
             return self.step(*(v.index_select(0, at)[0, :prefix] for v in flat[:tables]), *flat[tables + 1 :])
 
         program = trace(step, inputs)
+        replace_products(program)
         self.moves = [not same for same in passed_through(program, tables + 1)]
         overwrite(program, tables + 1, tables)
         get_ready(program)

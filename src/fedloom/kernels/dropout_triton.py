@@ -1,0 +1,34 @@
+"""The kernel for dropout from keys: SplitMix64 of `core.keys` in registers."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def _mix(z):
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit(do_not_specialize=["draw", "least", "blocks"])
+def _factors(keys, y, draw, least, scale, size, blocks, BLOCK: tl.constexpr):
+    """Element j of a client is `scale` if the upper 24 bits of its number are at least `least`, and 0 otherwise."""
+    client = (tl.program_id(0) // blocks).to(tl.int64)
+    j = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    key = _mix(tl.load(keys + client).to(tl.uint64) ^ draw.to(tl.uint64))
+    bits = _mix(key + (j + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
+    kept = (bits >> 40).to(tl.int32) >= least
+    tl.store(y + client * size + j, tl.where(kept, scale, 0.0), mask=j < size)
+
+
+def factors(keys: Tensor, draw: int, size: int, least: int, scale: float) -> Tensor:
+    """For keys (n,) and a draw that is mixed already: (n, size)."""
+    y = torch.empty(len(keys), size, dtype=torch.float32, device=keys.device)
+    blocks = triton.cdiv(size, BLOCK)
+    _factors[(blocks * len(keys),)](keys, y, draw, least, scale, size, blocks, BLOCK)
+    return y

@@ -1,0 +1,60 @@
+"""Products of stacked clients with few rows.
+
+With weights of its own for every client and a batch of ten, a layer reads (or, for their gradient, writes) the weights
+once and computes little with them. The library's product takes two to four times as long as that memory does; the
+kernels here are made for it. They are put into programs that are already traced, so nobody differentiates them.
+"""
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fedloom.kernels.convolution import precision
+
+SHORT = 32  # rows
+LEAST = 1 << 20  # weights of all clients together, below which the library's product is as fast
+
+
+@torch.library.custom_op("fedloom::products", mutates_args=())
+def products(a: Tensor, b: Tensor, tiles: list[int]) -> Tensor:
+    """a (n, m, k) times b (n, k, o), client by client; `tiles` are sides and depth of tiles, warps and stages."""
+    if not a.is_cuda or find_spec("triton") is None:
+        return torch.bmm(a, b)
+    from fedloom.kernels import products_triton  # there where torch comes with CUDA
+
+    return products_triton.product(a, b, precision(), tiles)
+
+
+@products.register_fake
+def _(a: Tensor, b: Tensor, tiles: list[int]) -> Tensor:
+    return a.new_empty(*a.shape[:2], b.shape[2])
+
+
+def way(n: int, m: int, k: int, o: int) -> list[int] | None:
+    """Tiles for a product (n, m, k) x (n, k, o), or None where the library is to compute it."""
+    if n >= 1 << 16 or max(m * k, k * o, m * o) >= 1 << 31:  # programs of a grid, places within a client
+        return None
+    if k <= SHORT and n * m * o >= LEAST:  # a gradient to weights: one step
+        return [_side(m, 64), _side(o, 128), _side(k, 32), 4, 1]
+    if m <= SHORT and n * k * o >= LEAST:
+        return [_side(m, 32), _side(o, 64), 64, 4, 4]
+    return None
+
+
+def _side(size: int, most: int) -> int:
+    """The smallest side of a tile that covers it, or the largest that there is."""
+    return min(most, max(16, 1 << (size - 1).bit_length()))
+
+
+def replace_products(program: GraphModule) -> None:
+    """Let the products of a program go their ways."""
+    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.bmm.default):
+        a, b = (factor.meta["val"] for factor in node.args)
+        if a.dtype != torch.float32 or 1 not in b.stride()[1:]:
+            continue
+        n, m, k = a.shape
+        if tiles := way(n, m, k, b.shape[2]):
+            node.target, node.args = torch.ops.fedloom.products.default, (*node.args, tiles)
+    program.recompile()
