@@ -1,13 +1,14 @@
-"""What a GPU does differently: own convolutions, compiled steps, memory."""
+"""What a GPU does differently: own convolutions and products, compiled steps, memory."""
 
 import logging
 
 import pytest
 import torch
-from helpers import assert_same, method, model_task, play
+from helpers import assert_same, make_task, method, model_task, play
 
 from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
+from fedloom.kernels import products
 from fedloom.kernels.tune import fastest
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -50,6 +51,20 @@ def test_measured_ways_equal_the_reference():
 def test_compiled_steps_equal_the_reference(alg):
     plan = Plan("stacked", "captured", chunk=4, shrink=0, convolutions={}, compiled=True)
     assert_same(method(alg), conv_task("cnn4"), plan, 1e-4, rounds=2)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("alg", ["fedavg", "per-fedavg", "scaffold"])
+def test_own_products_and_dropout_equal_the_reference(alg, compiled, monkeypatch):
+    calls, take = [], products._triton()
+    for name in ("product", "subtract"):
+        kernel = getattr(take, name)
+        monkeypatch.setattr(take, name, lambda *args, kernel=kernel: calls.append(1) or kernel(*args))
+    monkeypatch.setattr(products, "LEAST", 1)
+    task = make_task((5, 1, 19, 12), dropout=0.3, device="cuda", dtype=torch.float32)
+    plan = Plan("stacked", "captured", chunk=4, shrink=0, compiled=compiled)
+    assert_same(method(alg), task, plan, 1e-4, rounds=2)
+    assert calls
 
 
 def test_memory_does_not_grow_over_rounds():

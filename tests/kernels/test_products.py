@@ -6,14 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedloom.engines.trace import trace
-from fedloom.kernels import products
-from fedloom.kernels.products import replace_products, way
+from fedloom.engines.trace import join_updates, overwrite, trace
+from fedloom.kernels.products import PRODUCTS, SUBTRACT, replace_products, way
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 
-aten, own = torch.ops.aten.bmm.default, torch.ops.fedloom.products.default
+BMM = torch.ops.aten.bmm.default
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -45,6 +44,10 @@ def test_kernels_give_what_torch_gives_for_factors_in_any_layout(m, k, o, tiles,
         assert found.is_contiguous()
         torch.testing.assert_close(found.double(), left.double() @ right.double(), rtol=1e-5, atol=2e-5)
         assert torch.equal(found, products_triton.product(left, right, precision, tiles))
+    w = torch.randn(3, m, o, device=DEVICE)
+    expected = w.double() - 0.1 * (a.double() @ b.double())
+    products_triton.subtract(w, a, b, 0.1, precision, tiles)
+    torch.testing.assert_close(w.double(), expected, rtol=1e-5, atol=2e-5)
 
 
 def test_work_is_split_until_all_processors_have_some():
@@ -83,10 +86,10 @@ def test_a_program_uses_them_for_the_large_layers_and_gives_the_same():
     inputs = layers(torch.float32)
     program = trace(step, inputs)
     expected = program(*inputs)
-    assert count(program, aten) == 8  # outputs and weights of three layers, inputs of two
+    assert count(program, BMM) == 8  # outputs and weights of three layers, inputs of two
     replace_products(program)
     # two outputs, one input and two gradients to weights; all of the last layer are small
-    assert (count(program, own), count(program, aten)) == (5, 3)
+    assert (count(program, PRODUCTS), count(program, BMM)) == (5, 3)
     for a, b in zip(program(*inputs), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -95,7 +98,50 @@ def test_a_program_uses_them_for_the_large_layers_and_gives_the_same():
 def test_a_program_in_double_precision_or_with_many_rows_stays_as_it_is(dtype, rows):
     program = trace(step, layers(dtype, rows=rows))
     replace_products(program)
-    assert count(program, own) == 0
+    assert count(program, PRODUCTS) == 0
+
+
+def after(step, state, steps=2):
+    """The state after some steps as the step returns it, the program that overwrites it, and what that leaves there."""
+    expected, found = state, [v.clone() for v in state]
+    for _ in range(steps):
+        expected = step(*expected)
+    at = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    program = trace(lambda at, *flat: step(*flat), [at, *state])
+    replace_products(program)
+    overwrite(program, 1, 0)
+    join_updates(program)
+    for _ in range(steps):
+        program(at, *found)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    return program
+
+
+def test_steps_on_weights_are_one_operation():
+    def descend(x, *weights):
+        return [x, *(torch.sub(w, g, alpha=0.3) for w, g in zip(weights, step(x, *weights), strict=True))]
+
+    program = after(descend, layers(torch.float32))
+    # the first layer's factor is itself an input, which a program may overwrite
+    assert (count(program, SUBTRACT), count(program, PRODUCTS), count(program, BMM)) == (1, 4, 3)
+
+
+def test_a_product_of_what_was_overwritten_is_not_put_off():
+    def swap(u, v, w):
+        product = torch.bmm(v.mT, u)
+        return [torch.sub(u, v), torch.sub(v, u), torch.sub(w, product, alpha=0.5)]
+
+    def keep(u, v, w):
+        product = torch.bmm(torch.tanh(v).mT, torch.tanh(u))
+        return [u, product, torch.sub(w, product)]
+
+    u, v, w = torch.randn(4, 10, 512), torch.randn(4, 10, 512), torch.randn(4, 512, 512)
+    assert count(after(swap, [t.to(DEVICE) for t in (u, v, w)]), SUBTRACT) == 0
+    wide = torch.randn(4, 512, 512)
+    assert (
+        count(after(lambda v, w: keep(v[:, :10], v[:, 10:20], w)[1:], [wide.to(DEVICE), w.to(DEVICE)]), SUBTRACT) == 0
+    )
 
 
 def test_tiles_fit_what_they_cover():
@@ -106,4 +152,4 @@ def test_tiles_fit_what_they_cover():
         assert m <= bm or k <= bk  # rows in one tile, or one step
     assert way(100, 10, 64, 64) is None
     assert way(1 << 16, 10, 64, 64) is None
-    assert products.way(2, 32, 2048, 512)[0] == 32
+    assert way(2, 32, 2048, 512)[0] == 32

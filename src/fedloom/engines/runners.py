@@ -17,7 +17,7 @@ from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
 from fedloom.engines.cohort import Cohort
 from fedloom.engines.plan import Plan
 from fedloom.engines.schedule import Window
-from fedloom.engines.trace import overwrite, passed_through, trace, used_inputs
+from fedloom.engines.trace import join_updates, overwrite, passed_through, trace, used_inputs
 from fedloom.kernels.convolution import convolutions
 from fedloom.kernels.products import replace_products
 from fedloom.kernels.ready import get_ready
@@ -175,6 +175,8 @@ class Captured:
         get_ready(program)
         # small prefixes gain little: what they wait for is the length of the program, not its memory
         worthwhile = self.compiled and 2 * prefix > self.capacity
+        if not worthwhile:  # the compiler has its own way with what is overwritten
+            join_updates(program)
         run: Callable[..., Any] = _compiled(program, inputs) if worthwhile else program
         kept = [v.clone() for v in (self.at, *state)]
         side = torch.cuda.Stream()

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedloom.kernels.products import PRODUCTS, SUBTRACT
+
 aten = torch.ops.aten
 _VIEWS = {aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.alias.default, aten.detach.default}
 _IN_PLACE = {aten.sub.Tensor: aten.sub_.Tensor, aten.add.Tensor: aten.add_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
@@ -172,6 +174,22 @@ def overwrite(module: GraphModule, first: int, counter: int) -> None:
     with graph.inserting_before(end):
         graph.call_function(aten.add_.Tensor, (inputs[counter], 1))
     end.args = ((),)
+    module.recompile()
+
+
+def join_updates(module: GraphModule) -> None:
+    """Let steps on weights that are overwritten subtract a product while it is computed."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.sub_.Tensor):
+        mine, new = node.args
+        if not isinstance(new, Node) or new.target is not PRODUCTS or len(new.users) > 1 or not _like(mine, new):
+            continue
+        factors, tiles = new.all_input_nodes, list[int](new.args[2])  # type: ignore[arg-type]
+        one_step = factors[0].meta["val"].shape[2] <= tiles[2]
+        # the product moves to where some inputs are overwritten already
+        if one_step and all(_root(factor).op != "placeholder" for factor in factors):
+            node.target, node.args = SUBTRACT, (mine, *new.args[:2], float(node.kwargs.get("alpha", 1)), tiles)
+            node.kwargs = {}
+            module.graph.erase_node(new)
     module.recompile()
 
 

@@ -6,6 +6,7 @@ kernels here are made for it. They are put into programs that are already traced
 """
 
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,14 +18,22 @@ SHORT = 32  # rows
 LEAST = 1 << 20  # weights of all clients together, below which the library's product is as fast
 
 
+def _own(a: Tensor) -> bool:
+    return a.is_cuda and find_spec("triton") is not None
+
+
+def _triton() -> Any:
+    from fedloom.kernels import products_triton  # there where torch comes with CUDA
+
+    return products_triton
+
+
 @torch.library.custom_op("fedloom::products", mutates_args=())
 def products(a: Tensor, b: Tensor, tiles: list[int]) -> Tensor:
     """a (n, m, k) times b (n, k, o), client by client; `tiles` are sides and depth of tiles, warps and stages."""
-    if not a.is_cuda or find_spec("triton") is None:
+    if not _own(a):
         return torch.bmm(a, b)
-    from fedloom.kernels import products_triton  # there where torch comes with CUDA
-
-    return products_triton.product(a, b, precision(), tiles)
+    return _triton().product(a, b, precision(), tiles)
 
 
 @products.register_fake
@@ -32,12 +41,29 @@ def _(a: Tensor, b: Tensor, tiles: list[int]) -> Tensor:
     return a.new_empty(*a.shape[:2], b.shape[2])
 
 
+@torch.library.custom_op("fedloom::subtract_products", mutates_args=("w",))
+def subtract_products(w: Tensor, a: Tensor, b: Tensor, alpha: float, tiles: list[int]) -> None:
+    """w -= alpha * products(a, b): a step on weights without a gradient in memory, which takes half the time."""
+    if not _own(a):
+        w.sub_(torch.bmm(a, b), alpha=alpha)
+    else:
+        _triton().subtract(w, a, b, alpha, precision(), tiles)
+
+
+@subtract_products.register_fake
+def _(w: Tensor, a: Tensor, b: Tensor, alpha: float, tiles: list[int]) -> None:
+    return None
+
+
+PRODUCTS, SUBTRACT = torch.ops.fedloom.products.default, torch.ops.fedloom.subtract_products.default
+
+
 def way(n: int, m: int, k: int, o: int) -> list[int] | None:
     """Tiles for a product (n, m, k) x (n, k, o), or None where the library is to compute it."""
     if n >= 1 << 16 or max(m * k, k * o, m * o) >= 1 << 31:  # programs of a grid, places within a client
         return None
     if k <= SHORT and n * m * o >= LEAST:  # a gradient to weights: one step
-        return [_side(m, 64), _side(o, 128), _side(k, 32), 4, 1]
+        return [_side(m, 32), _side(o, 128), _side(k, 32), 4, 1]
     if m <= SHORT and n * k * o >= LEAST:
         return [_side(m, 32), _side(o, 64), 64, 4, 4]
     return None
@@ -56,5 +82,5 @@ def replace_products(program: GraphModule) -> None:
             continue
         n, m, k = a.shape
         if tiles := way(n, m, k, b.shape[2]):
-            node.target, node.args = torch.ops.fedloom.products.default, (*node.args, tiles)
+            node.target, node.args = PRODUCTS, (*node.args, tiles)
     program.recompile()
