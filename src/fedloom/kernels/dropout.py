@@ -19,8 +19,7 @@ def dropout_factors(key: Tensor, draw: int, shape: list[int], p: float) -> Tenso
     if key.is_cuda and find_spec("triton") is not None:
         from fedloom.kernels import dropout_triton  # there where torch comes with CUDA
 
-        least = math.ceil(float(np.float32(p)) * 2**24)
-        found = dropout_triton.factors(key.reshape(-1), salt(draw), math.prod(shape), least, scale)
+        found = dropout_triton.factors(key.reshape(-1), salt(draw), math.prod(shape), p, scale)
         return found.view(*key.shape, *shape)
     each = key.view(*key.shape, *[1] * len(shape))
     return (uniform(fold(each, draw), tuple(shape), torch.float32) >= p) * scale

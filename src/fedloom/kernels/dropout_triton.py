@@ -1,5 +1,8 @@
 """The kernel for dropout from keys: SplitMix64 of `core.keys` in registers."""
 
+import math
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -15,20 +18,21 @@ def _mix(z):
     return z ^ (z >> 31)
 
 
-@triton.jit(do_not_specialize=["draw", "least", "blocks"])
-def _factors(keys, y, draw, least, scale, size, blocks, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["salt", "least", "blocks"])
+def _factors(keys, y, salt, least, scale, size, blocks, BLOCK: tl.constexpr):
     """Element j of a client is `scale` if the upper 24 bits of its number are at least `least`, and 0 otherwise."""
     client = (tl.program_id(0) // blocks).to(tl.int64)
     j = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
-    key = _mix(tl.load(keys + client).to(tl.uint64) ^ draw.to(tl.uint64))
+    key = _mix(tl.load(keys + client).to(tl.uint64) ^ salt.to(tl.uint64))
     bits = _mix(key + (j + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
     kept = (bits >> 40).to(tl.int32) >= least
     tl.store(y + client * size + j, tl.where(kept, scale, 0.0), mask=j < size)
 
 
-def factors(keys: Tensor, draw: int, size: int, least: int, scale: float) -> Tensor:
-    """For keys (n,) and a draw that is mixed already: (n, size)."""
+def factors(keys: Tensor, salt: int, size: int, p: float, scale: float) -> Tensor:
+    """(n, size) for keys (n,) and the salt of a draw."""
     y = torch.empty(len(keys), size, dtype=torch.float32, device=keys.device)
+    least = math.ceil(float(np.float32(p)) * 2**24)  # the formula compares in float32
     blocks = triton.cdiv(size, BLOCK)
-    _factors[(blocks * len(keys),)](keys, y, draw, least, scale, size, blocks, BLOCK)
+    _factors[(blocks * len(keys),)](keys, y, salt, least, scale, size, blocks, BLOCK)
     return y
