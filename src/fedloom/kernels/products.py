@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from fedloom.kernels.convolution import precision
 
 SHORT = 32  # rows
-LEAST = 1 << 20  # weights of all clients together, below which the library's product is as fast
+LEAST = 1 << 20  # weights of all clients together, from which on their memory takes longer than a launch
 
 
 def _own(a: Tensor) -> bool:
@@ -43,7 +43,7 @@ def _(a: Tensor, b: Tensor, tiles: list[int]) -> Tensor:
 
 @torch.library.custom_op("fedloom::subtract_products", mutates_args=("w",))
 def subtract_products(w: Tensor, a: Tensor, b: Tensor, alpha: float, tiles: list[int]) -> None:
-    """w -= alpha * products(a, b): a step on weights without a gradient in memory, which takes half the time."""
+    """w -= alpha * products(a, b): a step on weights without a gradient in memory."""
     if not _own(a):
         w.sub_(torch.bmm(a, b), alpha=alpha)
     else:
@@ -60,7 +60,7 @@ PRODUCTS, SUBTRACT = torch.ops.fedloom.products.default, torch.ops.fedloom.subtr
 
 def way(n: int, m: int, k: int, o: int) -> list[int] | None:
     """Tiles for a product (n, m, k) x (n, k, o), or None where the library is to compute it."""
-    if n >= 1 << 16 or max(m * k, k * o, m * o) >= 1 << 31:  # programs of a grid, places within a client
+    if n >= 1 << 16:  # programs on an axis of a grid
         return None
     if k <= SHORT and n * m * o >= LEAST:  # a gradient to weights: one step
         return [_side(m, 32), _side(o, 128), _side(k, 32), 4, 1]
@@ -74,11 +74,16 @@ def _side(size: int, most: int) -> int:
     return min(most, max(16, 1 << (size - 1).bit_length()))
 
 
+def _reach(matrices: Tensor) -> int:
+    """Places from the first element of a client's matrix to its last."""
+    return sum((size - 1) * stride for size, stride in zip(matrices.shape[1:], matrices.stride()[1:], strict=True))
+
+
 def replace_products(program: GraphModule) -> None:
     """Let the products of a program go their ways."""
     for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.bmm.default):
         a, b = (factor.meta["val"] for factor in node.args)
-        if a.dtype != torch.float32 or 1 not in b.stride()[1:]:
+        if a.dtype != torch.float32 or 1 not in b.stride()[1:] or max(map(_reach, (a, b, node.meta["val"]))) >= 1 << 31:
             continue
         n, m, k = a.shape
         if tiles := way(n, m, k, b.shape[2]):
