@@ -172,11 +172,11 @@ class Captured:
         replace_products(program)
         self.moves = [not same for same in passed_through(program, tables + 1)]
         overwrite(program, tables + 1, tables)
-        get_ready(program)
         # small prefixes gain little: what they wait for is the length of the program, not its memory
         worthwhile = self.compiled and 2 * prefix > self.capacity
         if not worthwhile:  # the compiler has its own way with what is overwritten
             join_updates(program)
+        get_ready(program)
         run: Callable[..., Any] = _compiled(program, inputs) if worthwhile else program
         kept = [v.clone() for v in (self.at, *state)]
         side = torch.cuda.Stream()

@@ -74,16 +74,13 @@ def _without_writing(node: Node) -> Any:
     """What gives the value that an operation in place leaves in its argument, where nobody else sees that argument."""
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return None
-    source, (space, _, name) = node.args[0], node.target._schema.name.partition("::")
-    if not isinstance(source, Node) or len(source.users) > 1 or not name.endswith("_"):
-        return None
+    space, _, name = node.target._schema.name.partition("::")
+    seen = node.all_input_nodes[:1]
     if torch.Tag.inplace_view not in node.target.tags:  # it writes values, which are seen through other views, too
-        while is_view(source):
-            source = source.args[0]  # type: ignore[assignment]
-            if len(source.users) > 1:
-                return None
-        if source.op != "call_function":
-            return None
+        while seen and is_view(seen[-1]):
+            seen.append(seen[-1].all_input_nodes[0])
+    if not seen or not name.endswith("_") or any(len(v.users) > 1 for v in seen) or seen[-1].op != "call_function":
+        return None
     packet = getattr(getattr(torch.ops, space), name[:-1], None)
     return getattr(packet, node.target._overloadname, None)
 

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fedloom.kernels.convolution import precision
-
 SHORT = 32  # rows
 LEAST = 1 << 20  # weights of all clients together, from which on their memory takes longer than a launch
+
+
+def precision() -> str:
+    """How products of float32 are taken: with the rounding that torch is allowed to do, or without."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
 def _own(a: Tensor) -> bool:
