@@ -38,7 +38,7 @@ MARGIN = 0.9  # stacking takes more memory: it must save a tenth of the time
 TRACE_PAYS = 2.0  # seconds of all rounds, below which nothing is traced
 ALONE = Plan("per-client", scoring="per-client")
 STATE_COPIES = 6  # work, its result, what is kept, what is sent, one more of each while they change hands
-TUNING_PAYS = 20.0  # seconds of captured steps from which on ways of convolutions are tried
+TUNING_PAYS = 60.0  # seconds of captured steps from which on ways of convolutions are tried
 COMPILE = 120.0  # the same for the compiler
 SHRINKS = (0.6, 0.7, 0.8, 0.9)
 PARTS_COPIES = 2  # as they came, and where a step reads them

@@ -19,6 +19,7 @@ from fedloom.engines.plan import Plan
 from fedloom.engines.schedule import Window
 from fedloom.engines.trace import join_updates, overwrite, passed_through, trace, used_inputs
 from fedloom.kernels.convolution import convolutions
+from fedloom.kernels.pooling import replace_pooling
 from fedloom.kernels.products import replace_products
 from fedloom.kernels.ready import get_ready
 
@@ -174,7 +175,8 @@ class Captured:
         overwrite(program, tables + 1, tables)
         # small prefixes gain little: what they wait for is the length of the program, not its memory
         worthwhile = self.compiled and 2 * prefix > self.capacity
-        if not worthwhile:  # the compiler has its own way with what is overwritten
+        if not worthwhile:  # the compiler has its own way with both
+            replace_pooling(program)
             join_updates(program)
         get_ready(program)
         run: Callable[..., Any] = _compiled(program, inputs) if worthwhile else program
