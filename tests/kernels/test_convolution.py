@@ -37,7 +37,7 @@ def derivatives(convolve, w, x):
     """Of a small network: gradients, and gradients of a function of them."""
 
     def loss(w, x):
-        return (convolve(torch.tanh(convolve(x, w[0])), w[1]) ** 2).mean()
+        return (convolve(torch.tanh(convolve(x, w[0], w[2])), w[1], None) ** 2).mean()
 
     def length(w, x):
         return sum((g**2).sum() for g in torch.func.grad(loss)(w, x))
@@ -52,11 +52,12 @@ def test_values_and_derivatives_are_those_of_torch(way, stride, padding):
     torch.manual_seed(0)
     x = torch.randn(2, 3, 2, 12, 11, dtype=torch.float64)
     w = [torch.randn(2, 4, 2, 3, 3, dtype=torch.float64), torch.randn(2, 3, 4, 3, 3, dtype=torch.float64)]
+    w.append(torch.randn(2, 4, dtype=torch.float64))
 
-    def own(x, weight):
-        return _ToOutput.apply(x, weight, list(stride), list(padding))
+    def own(x, weight, bias):
+        return _ToOutput.apply(x, weight, bias, list(stride), list(padding))
 
-    expected = derivatives(lambda x, weight: F.conv2d(x, weight, stride=stride, padding=padding), w, x)
+    expected = derivatives(lambda x, weight, bias: F.conv2d(x, weight, bias, stride, padding), w, x)
     seen: dict[str, Case] = {}
     with convolutions(Everywhere(way), seen):
         found = derivatives(own, w, x)
@@ -137,12 +138,15 @@ def test_kernels_give_what_torch_gives(kernels, stride, padding, inner, out, til
     to_w = each(lambda a, b: conv2d_weight(a, w.shape[1:], b, stride, padding))(x.double(), g.double())
     for count, error in ((3, 1e-6), (2, 5e-5)):
         xs, ws, gs = (triton.pieces(v, count) for v in (x, w, g))
-        assert_near(triton.correlate(xs, ws, *options, False, tiles), expected, error)
+        bias = torch.randn(2, out, device=device)
+        assert_near(triton.correlate(xs, ws, None, *options, False, tiles), expected, error)
+        more = bias.double()[:, None, :, None, None]
+        assert_near(triton.correlate(xs, ws, bias, *options, False, tiles), expected + more, error)
         assert_near(triton.weight_gradient(xs, gs, [out, inner], [3, 3], *options, tiles), to_w, error)
         if stride == (1, 1):
             to_x = each(lambda a, b: conv2d_input(x.shape[1:], b, a, 1, padding))(g.double(), w.double())
             turned = triton.pieces(w.transpose(1, 2), count)
-            assert_near(triton.correlate(gs, turned, [1, 1], [2 - p for p in padding], True, tiles), to_x, error)
+            assert_near(triton.correlate(gs, turned, None, [1, 1], [2 - p for p in padding], True, tiles), to_x, error)
 
 
 @pytest.mark.parametrize(("stride", "padding"), SHAPES)

@@ -180,7 +180,8 @@ def join_updates(module: GraphModule) -> None:
         mine, new = node.args
         if not isinstance(new, Node) or new.target is not PRODUCTS or len(new.users) > 1 or not _like(mine, new):
             continue
-        factors, tiles = new.all_input_nodes, list[int](new.args[2])  # type: ignore[arg-type]
+        factors, (rows, columns, *rest) = new.all_input_nodes, list[int](new.args[2])  # type: ignore[arg-type]
+        tiles = [rows, min(64, columns), *rest]  # the weights take room, too
         one_step = factors[0].meta["val"].shape[2] <= tiles[2]
         # the product moves to where some inputs are overwritten already
         if one_step and all(_root(factor).op != "placeholder" for factor in factors):

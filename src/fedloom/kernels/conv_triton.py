@@ -74,12 +74,12 @@ def _patches(
 
 @triton.jit
 def _correlate(
-    x, w, y, M, O, H, W, P, Q, x_n, x_p, w_n, w_p,  # noqa: E741
+    x, w, bias, y, M, O, H, W, P, Q, x_n, x_p, w_n, w_p,  # noqa: E741
     C: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    PAD_H: tl.constexpr, PAD_W: tl.constexpr, TURNED: tl.constexpr, PIECES: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PAD_H: tl.constexpr, PAD_W: tl.constexpr, TURNED: tl.constexpr, BIAS: tl.constexpr,
+    PIECES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y[b, o, p, q] = sum over (r, s, c) of x[b, p * stride + r - pad, q * stride + s - pad, c] * w[o, r, s, c]."""
+    """y[b, o, p, q] = bias[o] + sum over (r, s, c) of x[b, p * stride + r - pad, ..., c] * w[o, r, s, c]."""
     client = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(O, BN)
     m = (tl.program_id(0) // tiles) * BM + tl.arange(0, BM)
@@ -116,8 +116,11 @@ def _correlate(
                 total += tl.dot(x0, w0, max_num_imprecise_acc=BK)  # which keeps the sum out of the tensor core
             else:
                 total = tl.dot(x0, w0, total)
+    total += small
+    if BIAS:
+        total += tl.load(bias + client * O + o, mask=o < O, other=0.0).to(tl.float32)[None, :]
     to = y + client * (M * O) + (b * (O * P * Q) + p * Q + q)[:, None] + (o * (P * Q))[None, :]
-    tl.store(to, total + small, mask=(m < M)[:, None] & (o < O)[None, :])
+    tl.store(to, total, mask=(m < M)[:, None] & (o < O)[None, :])
 
 
 @triton.jit
@@ -195,16 +198,21 @@ def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, count: int) ->
     return y
 
 
-def correlate(x: Tensor, w: Tensor, stride: Pair, padding: Pair, turned: bool, tiles: Tiles) -> Tensor:
-    """Pieces of x (n, b, h, w, c) and of w (n, o, r, s, c) give (n, b, o, p, q); `turned` turns the kernel round."""
+def correlate(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, turned: bool, tiles: Tiles
+) -> Tensor:
+    """Pieces of x (n, b, h, w, c) and of w (n, o, r, s, c), and bias (n, o), give (n, b, o, p, q); `turned` turns the
+    kernel round."""
     n, count, b, high, broad, c = x.shape
     _, _, out, r, s, _ = w.shape
     p, q = sides([high, broad], [r, s], stride, padding)
     y = torch.empty(n, b, out, p, q, dtype=FULL if count > 1 else HALF, device=x.device)
     bm, bn, bk, warps, stages = tiles
     _correlate[(triton.cdiv(b * p * q, bm) * triton.cdiv(out, bn), n)](
-        x, w, y, b * p * q, out, high, broad, p, q, x.stride(0), x.stride(1), w.stride(0), w.stride(1),
-        c, r, s, *stride, *padding, turned, count, bm, bn, math.gcd(bk, c), num_warps=warps, num_stages=stages,
+        x, w, y if bias is None else bias.contiguous(), y, b * p * q, out, high, broad, p, q,
+        x.stride(0), x.stride(1), w.stride(0), w.stride(1),
+        c, r, s, *stride, *padding, turned, bias is not None, count, bm, bn, math.gcd(bk, c),
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
 

@@ -160,18 +160,21 @@ def _(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, count: int) -> Tenso
 
 
 @torch.library.custom_op("fedloom::correlate", mutates_args=())
-def correlate(x: Tensor, w: Tensor, stride: Pair, padding: Pair, turned: bool, tiles: Pair) -> Tensor:
-    """Convolutions (n, b, o, p, q), client by client, of pieces of x (n, b, c, h, w) and w (n, o, c, r, s); `turned`
-    turns the kernel round."""
+def correlate(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, turned: bool, tiles: Pair
+) -> Tensor:
+    """Convolutions (n, b, o, p, q), client by client, of pieces of x (n, b, c, h, w) and w (n, o, c, r, s), and bias
+    (n, o); `turned` turns the kernel round."""
     if x.is_cuda:
-        return _triton().correlate(x, w, stride, padding, turned, tiles)
+        return _triton().correlate(x, w, bias, stride, padding, turned, tiles)
     pairs = zip(_whole(x), _whole(w).flip(3, 4) if turned else _whole(w), strict=True)
     found = torch.stack([F.conv2d(a, b, stride=stride, padding=padding) for a, b in pairs])
+    found = found if bias is None else found + bias[:, None, :, None, None]
     return found.clone(memory_format=torch.contiguous_format)
 
 
 @correlate.register_fake
-def _(x: Tensor, w: Tensor, stride: Pair, padding: Pair, turned: bool, tiles: Pair) -> Tensor:
+def _(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, turned: bool, tiles: Pair) -> Tensor:
     places = sides(x.shape[3:5], w.shape[3:5], stride, padding)
     return x.new_empty(len(x), x.shape[2], w.shape[2], *places, dtype=_full(x))
 
@@ -201,7 +204,7 @@ def _over_clients(op: Any, tensors: int) -> Any:
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
         size = info.batch_size
         joined = [
-            (a.expand(size, *a.shape) if d is None else a.movedim(d, 0)).flatten(0, 1)
+            a if a is None else (a.expand(size, *a.shape) if d is None else a.movedim(d, 0)).flatten(0, 1)
             for a, d in zip(args[:tensors], in_dims, strict=False)
         ]
         return op(*joined, *args[tensors:]).unflatten(0, (size, -1)), 0
@@ -209,21 +212,21 @@ def _over_clients(op: Any, tensors: int) -> Any:
     return rule
 
 
-for _op, _tensors in ((pieces, 1), (patches, 1), (correlate, 2), (weight_gradient, 2)):
+for _op, _tensors in ((pieces, 1), (patches, 1), (correlate, 3), (weight_gradient, 2)):
     torch.library.register_vmap(_op, _over_clients(_op, _tensors))
 
 
 # -- the three computations for one client ------------------------------------------------------------------------
 
 
-def _output(x: Tensor, w: Tensor, stride: Pair, padding: Pair, way: Way) -> Tensor:
+def _output(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, way: Way) -> Tensor:
     if way == "grouped":
-        return F.conv2d(x, w, stride=stride, padding=padding)
-    count, tiles = _count(x), _tiles(way)
+        return F.conv2d(x, w, bias, stride=stride, padding=padding)
+    count, tiles, own = _count(x), _tiles(way), None if bias is None else bias[None]
     if Case("output", x.shape, w.shape, tuple(stride), tuple(padding)).narrow:
-        seen = patches(x[None], list(w.shape[2:]), stride, padding, count)
-        return correlate(seen, pieces(w.flatten(1)[None, ..., None, None], count), [1, 1], [0, 0], False, tiles)[0]
-    return correlate(pieces(x[None], count), pieces(w[None], count), stride, padding, False, tiles)[0]
+        x, w = patches(x[None], list(w.shape[2:]), stride, padding, count), w.flatten(1)[..., None, None]
+        return correlate(x, pieces(w[None], count), own, [1, 1], [0, 0], False, tiles)[0]
+    return correlate(pieces(x[None], count), pieces(w[None], count), own, stride, padding, False, tiles)[0]
 
 
 def _input(g: Tensor, w: Tensor, shape: Pair, stride: Pair, padding: Pair, way: Way) -> Tensor:
@@ -237,9 +240,8 @@ def _input(g: Tensor, w: Tensor, shape: Pair, stride: Pair, padding: Pair, way: 
             g = F.pad(g, (0, 0) * (1 - dim) + (0, room - g.shape[2 + dim]))
     around = [k - 1 - p for k, p in zip(kernel, padding, strict=True)]
     count = _count(g)
-    return correlate(pieces(g[None], count), pieces(w.transpose(0, 1)[None], count), [1, 1], around, True, _tiles(way))[
-        0
-    ]
+    g, w = pieces(g[None], count), pieces(w.transpose(0, 1)[None], count)
+    return correlate(g, w, None, [1, 1], around, True, _tiles(way))[0]
 
 
 def _weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair, way: Way) -> Tensor:
@@ -261,7 +263,7 @@ def _tiles(way: Way) -> list[int]:
 def carry_out(case: Case, a: Tensor, b: Tensor, way: Way) -> Tensor:
     stride, padding = list(case.stride), list(case.padding)
     if case.part == "output":
-        return _output(a, b, stride, padding, way)
+        return _output(a, b, None, stride, padding, way)
     if case.part == "input":
         return _input(a, b, list(case.x), stride, padding, way)
     return _weights(a, b, list(case.w[2:]), stride, padding, way)
@@ -287,22 +289,23 @@ class _ToOutput(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
-        return _output(x, w, stride, padding, _chosen("output", x.shape, w.shape, stride, padding))
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+        return _output(x, w, bias, stride, padding, _chosen("output", x.shape, w.shape, stride, padding))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, w, ctx.stride, ctx.padding = inputs
+        x, w, _, ctx.stride, ctx.padding = inputs
         _keep(ctx, x, w)
 
     @staticmethod
     @_as_kept
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
-        to_x, to_w, *_ = ctx.needs_input_grad
+        to_x, to_w, to_bias, *_ = ctx.needs_input_grad
         return (
             _ToInput.apply(g, w, list(x.shape), ctx.stride, ctx.padding) if to_x else None,
             _ToWeights.apply(x, g, list(w.shape[2:]), ctx.stride, ctx.padding) if to_w else None,
+            g.sum((0, 2, 3)) if to_bias else None,
             *[None] * 2,
         )
 
@@ -324,7 +327,7 @@ class _ToInput(torch.autograd.Function):
     def backward(ctx: Any, x: Tensor) -> tuple[Tensor | None, ...]:
         g, w = ctx.saved_tensors
         return (
-            _ToOutput.apply(x, w, ctx.stride, ctx.padding),
+            _ToOutput.apply(x, w, None, ctx.stride, ctx.padding),
             _ToWeights.apply(x, g, list(w.shape[2:]), ctx.stride, ctx.padding),
             *[None] * 3,
         )
@@ -349,7 +352,7 @@ class _ToWeights(torch.autograd.Function):
         x, g = ctx.saved_tensors
         return (
             _ToInput.apply(g, w, list(x.shape), ctx.stride, ctx.padding),
-            _ToOutput.apply(x, w, ctx.stride, ctx.padding),
+            _ToOutput.apply(x, w, None, ctx.stride, ctx.padding),
             *[None] * 3,
         )
 
@@ -372,8 +375,9 @@ class Convolution(nn.Module):
         exact = x.is_cuda and x.dtype == torch.float64  # kernels for a GPU add up in float32
         if _here.ways is None or not self.own or exact or not inside_vmap():
             return self.like(x)
-        w, bias = self.like.weight, self.like.bias
+        given = x, self.like.weight, self.like.bias
         if torch.is_autocast_enabled(x.device.type):
-            x, w = (v.to(torch.get_autocast_dtype(x.device.type)) for v in (x, w))
-        y: Tensor = _ToOutput.apply(x, w, self.stride, list(self.padding))
-        return y if bias is None else y + bias.to(y.dtype)[:, None, None]
+            half = torch.get_autocast_dtype(x.device.type)
+            given = x.to(half), given[1].to(half), None if given[2] is None else given[2].to(half)
+        y: Tensor = _ToOutput.apply(*given, self.stride, list(self.padding))
+        return y

@@ -68,7 +68,7 @@ def way(n: int, m: int, k: int, o: int) -> list[int] | None:
     if k <= SHORT and n * m * o >= LEAST:  # a gradient to weights: one step
         return [_side(m, 32), _side(o, 128), _side(k, 32), 4, 1]
     if m <= SHORT and n * k * o >= LEAST:
-        return [_side(m, 32), _side(o, 64), 64, 4, 4]
+        return [_side(m, 32), _side(o, 128), 32, 4, 4]
     return None
 
 
