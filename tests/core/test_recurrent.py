@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from fedloom.core.autodiff import grad, vmap
 from fedloom.core.network import Network
-from fedloom.core.recurrent import _Lstm
+from fedloom.kernels.lstm import Stepwise
 
 DOUBLE = torch.float64
 CLIENTS, BATCH, STEPS, INPUTS, WIDTH = 3, 4, 5, 3, 4
@@ -100,8 +100,8 @@ def test_in_single_precision_over_eighty_steps_the_lstm_agrees_to_a_millionth():
 def test_the_lstms_backward_pass_can_be_differentiated():
     z, h, c, w = randn(3, 2, 8), randn(2, 2, seed=1), randn(2, 2, seed=2), randn(8, 2, seed=3)
     inputs = [v.requires_grad_() for v in (z, h, c, w)]
-    assert torch.autograd.gradcheck(_Lstm.apply, inputs)
-    assert torch.autograd.gradgradcheck(_Lstm.apply, inputs)
+    assert torch.autograd.gradcheck(Stepwise.apply, inputs)
+    assert torch.autograd.gradgradcheck(Stepwise.apply, inputs)
 
 
 def test_dropout_between_layers_is_keyed_and_does_not_shift_when_samples_are_padded():

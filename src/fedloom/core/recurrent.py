@@ -18,6 +18,7 @@ from torch import _VF, Tensor, nn
 
 from fedloom.core.autodiff import inside_vmap
 from fedloom.core.errors import UserError
+from fedloom.kernels.lstm import lstm
 
 State = tuple[Tensor, ...]  # (h, c) of an LSTM, (h,) of the others
 
@@ -96,7 +97,7 @@ def _stepwise(mode: str, x: Tensor, state: State, weights: list[Tensor]) -> tupl
     w_ih, w_hh, *biases = weights
     h = state[0]
     if mode == "LSTM":
-        out, cells = _Lstm.apply(F.linear(x, w_ih, biases[0] + biases[1] if biases else None), h, state[1], w_hh)
+        out, cells = lstm(F.linear(x, w_ih, biases[0] + biases[1] if biases else None), h, state[1], w_hh)
         return out, (out[-1], cells[-1])
     b_ih, b_hh = biases or (None, None)
     steps = []
@@ -110,44 +111,3 @@ def _stepwise(mode: str, x: Tensor, state: State, weights: list[Tensor]) -> tupl
             h = torch.tanh(z + u) if mode == "RNN_TANH" else torch.relu(z + u)
         steps.append(h)
     return torch.stack(steps), (h,)
-
-
-class _Lstm(torch.autograd.Function):
-    """All steps of an LSTM layer from z = W_ih x + b: (i, f, g, o) = z + W_hh h; c' = s(f) c + s(i) tanh(g);
-    h' = s(o) tanh(c'). The backward pass is differentiable: it works on inputs and outputs alone."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        w = w.t().contiguous()  # a third faster than a transposed view in every step
-        hs, cs = [], []
-        for step in z.unbind(0):
-            i, f, g, o = (step + h @ w).chunk(4, -1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-            h = torch.sigmoid(o) * torch.tanh(c)
-            hs.append(h)
-            cs.append(c)
-        return torch.stack(hs), torch.stack(cs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs, *output)
-
-    @staticmethod
-    def backward(ctx: Any, dhs: Tensor, dcs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        z, h, c, w, hs, cs = ctx.saved_tensors
-        before, cell = torch.cat([h[None], hs[:-1]]), torch.cat([c[None], cs[:-1]])  # what each step was given
-        i, f, g, o = (z + before @ w.t()).chunk(4, -1)
-        i, f, g, o, out = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o), torch.tanh(cs)
-        slope = torch.cat([g * i * (1 - i), cell * f * (1 - f), i * (1 - g * g), out * o * (1 - o)], -1)
-        through = o * (1 - out * out)  # from h' to c'
-        dh, dc, dz = torch.zeros_like(h), torch.zeros_like(c), []
-        steps = (v.unbind(0)[::-1] for v in (dhs, dcs, through, slope, f))
-        for dh_t, dc_t, through_t, slope_t, f_t in zip(*steps, strict=True):
-            dh = dh + dh_t
-            dc = dc + dc_t + dh * through_t
-            dz.append(torch.cat([dc, dc, dc, dh], -1) * slope_t)
-            dh, dc = dz[-1] @ w, dc * f_t
-        all_dz = torch.stack(dz[::-1])
-        return all_dz, dh, dc, all_dz.flatten(0, 1).t() @ before.flatten(0, 1)

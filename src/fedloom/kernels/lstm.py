@@ -1,0 +1,224 @@
+"""All steps of an LSTM layer with weights per client, differentiable as often as one likes.
+
+From z = W_ih x + b: (i, f, g, o) = z + W_hh h; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c'). The steps are taken one by
+one in plain tensor operations, what does not depend on the step before in one for all steps. On a GPU in float32, two
+kernels take all steps of all clients.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.kernels.convolution import precision
+
+Gates = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def lstm(z: Tensor, h: Tensor, c: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """z (t, b, 4 h), h and c (b, h), w (4 h, h): h and c after every step."""
+    if not _own_kernels(z):
+        return Stepwise.apply(z, h, c, w)
+    if torch.is_grad_enabled():
+        hs, cs, _ = Lstm.apply(z, h, c, w)
+    else:
+        hs, cs, _ = _one(lstm_forward(*_stacked(z, h, c, w), False))
+    return hs, cs
+
+
+def _own_kernels(z: Tensor) -> bool:
+    return z.is_cuda and z.dtype == torch.float32
+
+
+# -- step by step -------------------------------------------------------------------------------------------------
+
+
+def _steps(z: Tensor, h: Tensor, c: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    w = w.t().contiguous()  # a third faster than a transposed view in every step
+    hs, cs = [], []
+    for step in z.unbind(0):
+        i, f, g, o = (step + h @ w).chunk(4, -1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        hs.append(h)
+        cs.append(c)
+    return torch.stack(hs), torch.stack(cs)
+
+
+def _given(first: Tensor, states: Tensor) -> Tensor:
+    """What each step was given."""
+    return torch.cat([first[None], states[:-1]])
+
+
+def _gates(z: Tensor, before: Tensor, w: Tensor) -> Gates:
+    i, f, g, o = (z + before @ w.t()).chunk(4, -1)
+    return torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
+
+
+def _back(dhs: Tensor, dcs: Tensor, gates: Gates, c: Tensor, cs: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Back through time: gradients to z, h and c."""
+    (i, f, g, o), cell, out = gates, _given(c, cs), torch.tanh(cs)
+    slope = torch.cat([g * i * (1 - i), cell * f * (1 - f), i * (1 - g * g), out * o * (1 - o)], -1)
+    through = o * (1 - out * out)  # from h' to c'
+    dh, dc, dz = torch.zeros_like(c), torch.zeros_like(c), []
+    steps = (v.unbind(0)[::-1] for v in (dhs, dcs, through, slope, f))
+    for dh_t, dc_t, through_t, slope_t, f_t in zip(*steps, strict=True):
+        dh = dh + dh_t
+        dc = dc + dc_t + dh * through_t
+        dz.append(torch.cat([dc, dc, dc, dh], -1) * slope_t)
+        dh, dc = dz[-1] @ w, dc * f_t
+    return torch.stack(dz[::-1]), dh, dc
+
+
+def _gradients(
+    dhs: Tensor, dcs: Tensor, z: Tensor, h: Tensor, c: Tensor, w: Tensor, hs: Tensor, cs: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """To z, h, c and w, by inputs and outputs alone."""
+    before = _given(h, hs)
+    dz, dh, dc = _back(dhs, dcs, _gates(z, before, w), c, cs, w)
+    return dz, dh, dc, _to_weights(dz, before)
+
+
+def _to_weights(dz: Tensor, before: Tensor) -> Tensor:
+    return dz.flatten(0, 1).t() @ before.flatten(0, 1)
+
+
+class Stepwise(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return _steps(z, h, c, w)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    def backward(ctx: Any, dhs: Tensor, dcs: Tensor) -> tuple[Tensor, ...]:
+        return _gradients(dhs, dcs, *ctx.saved_tensors)
+
+
+# -- operators over stacked clients ------------------------------------------------------------------------------
+
+
+def _triton() -> Any:
+    from fedloom.kernels import lstm_triton  # there where torch comes with CUDA
+
+    return lstm_triton
+
+
+def _each(f: Any, *stacked: Tensor) -> Any:
+    """Of one client after another."""
+    found = [f(*one) for one in zip(*stacked, strict=True)]
+    return tuple(torch.stack(of_all) for of_all in zip(*found, strict=True))
+
+
+@torch.library.custom_op("fedloom::lstm_forward", mutates_args=())
+def lstm_forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """States (n, t, b, h) after every step, twice, and gates (n, t, b, 4 h), if they are to be kept."""
+    if z.is_cuda:
+        return _triton().forward(z, h, c, w, keep, precision())
+
+    def one(z: Tensor, h: Tensor, c: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hs, cs = _steps(z, h, c, w)
+        return hs, cs, torch.cat(_gates(z, _given(h, hs), w), -1) if keep else z[:0]
+
+    return _each(one, z, h, c, w)
+
+
+@lstm_forward.register_fake
+def _(z: Tensor, h: Tensor, c: Tensor, w: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    n, steps, batch, four = z.shape
+    hs, cs = (z.new_empty(n, steps, batch, h.shape[2]) for _ in range(2))
+    return hs, cs, z.new_empty(n, steps if keep else 0, batch, four)
+
+
+@torch.library.custom_op("fedloom::lstm_backward", mutates_args=())
+def lstm_backward(
+    dhs: Tensor, dcs: Tensor, gates: Tensor, c: Tensor, cs: Tensor, w: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients to z (n, t, b, 4 h), and to the h and c (n, b, h) that the first step was given."""
+    if dhs.is_cuda:
+        return _triton().backward(dhs, dcs, gates, c, cs, w, precision())
+
+    def one(dhs: Tensor, dcs: Tensor, gates: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _back(dhs, dcs, gates.chunk(4, -1), *rest)  # type: ignore[arg-type]
+
+    return _each(one, dhs, dcs, gates, c, cs, w)
+
+
+@lstm_backward.register_fake
+def _(dhs: Tensor, dcs: Tensor, gates: Tensor, c: Tensor, cs: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return gates.new_empty(gates.shape), c.new_empty(c.shape), c.new_empty(c.shape)
+
+
+def _over_clients(op: Any, tensors: int) -> Any:
+    """A rule for one more axis of clients: it joins the one that is there."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        size = info.batch_size
+        joined = [
+            (a.expand(size, *a.shape) if d is None else a.movedim(d, 0)).flatten(0, 1)
+            for a, d in zip(args[:tensors], in_dims, strict=False)
+        ]
+        found = op(*joined, *args[tensors:])
+        return tuple(v.unflatten(0, (size, -1)) for v in found), (0,) * len(found)
+
+    return rule
+
+
+for _op, _tensors in ((lstm_forward, 4), (lstm_backward, 6)):
+    torch.library.register_vmap(_op, _over_clients(_op, _tensors))
+
+
+# -- one client ---------------------------------------------------------------------------------------------------
+
+
+def _stacked(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(v[None] for v in tensors)
+
+
+def _one(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(v[0] for v in tensors)
+
+
+class Lstm(torch.autograd.Function):
+    """By the operators; the gates go along for the backward pass."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return _one(lstm_forward(*_stacked(z, h, c, w), True))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    def backward(ctx: Any, dhs: Tensor, dcs: Tensor, _: Any) -> tuple[Tensor, ...]:
+        return _Gradients.apply(dhs, dcs, *ctx.saved_tensors)
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients by the operator; their own derivatives are those of the steps in plain operations."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        dhs: Tensor, dcs: Tensor, z: Tensor, h: Tensor, c: Tensor, w: Tensor, hs: Tensor, cs: Tensor, gates: Tensor
+    ) -> tuple[Tensor, ...]:
+        dz, dh, dc = _one(lstm_backward(*_stacked(dhs, dcs, gates, c, cs, w)))
+        return dz, dh, dc, _to_weights(dz, _given(h, hs))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        _, pull = torch.func.vjp(_gradients, *ctx.saved_tensors)
+        return *pull(gradients), None

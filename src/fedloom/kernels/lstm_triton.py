@@ -1,0 +1,211 @@
+"""Kernels for an LSTM layer of many clients, each with its own weights: all steps, forward and back through time.
+
+A program takes the steps of some samples of one client, one after another: samples meet nowhere but in the weights'
+gradient, which is left to a library. In a step, all four gates of a block of units come from one loop over the units of
+the step before, which other threads of the program wrote to memory.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 132  # processors of an H100
+ROWS = 32  # samples of a program at most
+
+
+class Tiles(NamedTuple):
+    units: int  # whose gates are computed at once
+    depth: int  # of a step of the product
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _tanh(x):
+    """Exact to a few units in the last place, also where it is small."""
+    y = x * x
+    near = x * (1 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835)))))
+    return tl.where(y < 0.0625, near, 2 * tl.sigmoid(2 * x) - 1)
+
+
+@triton.jit
+def _forward(
+    z, h0, c0, w, hs, cs, gates, T, B, z_n, z_t, z_b, w_n,
+    H: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, UNITS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """(i, f, g, o) = z[t] + w h; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c')."""
+    client = tl.program_id(0).to(tl.int64)
+    b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    z += client * z_n
+    w += client * w_n
+    hs += client * T * B * H
+    cs += client * T * B * H
+    gates += client * T * B * (4 * H)
+    h_from = h0 + client * B * H
+    c_from = c0 + client * B * H
+    for _ in range(T):
+        for start in range(0, H, UNITS):
+            u = start + tl.arange(0, UNITS)
+            there = (b < B)[:, None] & (u < H)[None, :]
+            at = b[:, None] * H + u[None, :]
+            z_at = z + b[:, None] * z_b + u[None, :]
+            z_i = tl.load(z_at, mask=there, other=0.0)  # what depends on no other program's work is asked for first
+            z_f = tl.load(z_at + H, mask=there, other=0.0)
+            z_g = tl.load(z_at + 2 * H, mask=there, other=0.0)
+            z_o = tl.load(z_at + 3 * H, mask=there, other=0.0)
+            c = tl.load(c_from + at, mask=there, other=0.0)
+            i = tl.zeros((ROWS, UNITS), dtype=tl.float32)
+            f = tl.zeros((ROWS, UNITS), dtype=tl.float32)
+            g = tl.zeros((ROWS, UNITS), dtype=tl.float32)
+            o = tl.zeros((ROWS, UNITS), dtype=tl.float32)
+            for first in range(0, H, DEPTH):
+                k = first + tl.arange(0, DEPTH)
+                h = tl.load(h_from + b[:, None] * H + k[None, :], mask=(b < B)[:, None] & (k < H)[None, :], other=0.0)
+                w_at = w + u[None, :] * H + k[:, None]
+                inside = (k < H)[:, None] & (u < H)[None, :]
+                i = tl.dot(h, tl.load(w_at, mask=inside, other=0.0), i, input_precision=PRECISION)
+                f = tl.dot(h, tl.load(w_at + H * H, mask=inside, other=0.0), f, input_precision=PRECISION)
+                g = tl.dot(h, tl.load(w_at + 2 * H * H, mask=inside, other=0.0), g, input_precision=PRECISION)
+                o = tl.dot(h, tl.load(w_at + 3 * H * H, mask=inside, other=0.0), o, input_precision=PRECISION)
+            i, f, g, o = tl.sigmoid(i + z_i), tl.sigmoid(f + z_f), _tanh(g + z_g), tl.sigmoid(o + z_o)
+            c = f * c + i * g
+            tl.store(hs + at, o * _tanh(c), mask=there)
+            tl.store(cs + at, c, mask=there)
+            if KEEP:
+                to = gates + b[:, None] * (4 * H) + u[None, :]
+                tl.store(to, i, mask=there)
+                tl.store(to + H, f, mask=there)
+                tl.store(to + 2 * H, g, mask=there)
+                tl.store(to + 3 * H, o, mask=there)
+        tl.debug_barrier()  # h is read by other threads
+        h_from, c_from = hs, cs
+        z += z_t
+        hs += B * H
+        cs += B * H
+        gates += B * (4 * H)
+
+
+@triton.jit
+def _backward(
+    dhs, dcs, gates, c0, cs, w, dz, dh0, dc0, T, B, dh_n, dh_t, dh_b, dc_n, dc_t, dc_b, w_n,
+    H: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """From the last step to the first, and once more for the gradient to what the first was given. `dc0` holds the
+    gradient to the cells on the way."""
+    client = tl.program_id(0).to(tl.int64)
+    b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    last = client * T + T - 1
+    dhs += client * dh_n + (T - 1) * dh_t.to(tl.int64)
+    dcs += client * dc_n + (T - 1) * dc_t.to(tl.int64)
+    gates += last * B * (4 * H)
+    cs += last * B * H
+    c0 += client * B * H
+    w += client * w_n
+    dz += last * B * (4 * H)
+    dh0 += client * B * H
+    dc0 += client * B * H
+    for back in range(T + 1):
+        step = b * 0 + back
+        later, now = (b < B) & (step > 0), (b < B) & (step < T)
+        for start in range(0, H, UNITS):
+            u = start + tl.arange(0, UNITS)
+            there = now[:, None] & (u < H)[None, :]
+            at = b[:, None] * H + u[None, :]
+            at_gate = b[:, None] * (4 * H) + u[None, :]
+            i = tl.load(gates + at_gate, mask=there, other=0.0)
+            f = tl.load(gates + at_gate + H, mask=there, other=0.0)
+            g = tl.load(gates + at_gate + 2 * H, mask=there, other=0.0)
+            o = tl.load(gates + at_gate + 3 * H, mask=there, other=0.0)
+            c = tl.load(cs + at, mask=there, other=0.0)
+            given = tl.load(cs - B * H + at, mask=there & (step < T - 1)[:, None], other=0.0)
+            given += tl.load(c0 + at, mask=there & (step == T - 1)[:, None], other=0.0)
+            dh = tl.load(dhs + b[:, None] * dh_b + u[None, :], mask=there, other=0.0)
+            dc = tl.load(dcs + b[:, None] * dc_b + u[None, :], mask=there, other=0.0)
+            dc += tl.load(dc0 + at, mask=later[:, None] & (u < H)[None, :], other=0.0)
+            by_i = tl.zeros((ROWS, UNITS), dtype=tl.float32)  # four sums: products that need not wait for each other
+            by_f = tl.zeros((ROWS, UNITS), dtype=tl.float32)
+            by_g = tl.zeros((ROWS, UNITS), dtype=tl.float32)
+            by_o = tl.zeros((ROWS, UNITS), dtype=tl.float32)
+            for first in range(0, H, DEPTH):
+                k = first + tl.arange(0, DEPTH)
+                some = later[:, None] & (k < H)[None, :]
+                from_ = dz + B * (4 * H) + b[:, None] * (4 * H) + k[None, :]
+                w_at = w + k[:, None] * H + u[None, :]
+                inside = (k < H)[:, None] & (u < H)[None, :]
+                z_i = tl.load(from_, mask=some, other=0.0)
+                z_f = tl.load(from_ + H, mask=some, other=0.0)
+                z_g = tl.load(from_ + 2 * H, mask=some, other=0.0)
+                z_o = tl.load(from_ + 3 * H, mask=some, other=0.0)
+                by_i = tl.dot(z_i, tl.load(w_at, mask=inside, other=0.0), by_i, input_precision=PRECISION)
+                by_f = tl.dot(z_f, tl.load(w_at + H * H, mask=inside, other=0.0), by_f, input_precision=PRECISION)
+                by_g = tl.dot(z_g, tl.load(w_at + 2 * H * H, mask=inside, other=0.0), by_g, input_precision=PRECISION)
+                by_o = tl.dot(z_o, tl.load(w_at + 3 * H * H, mask=inside, other=0.0), by_o, input_precision=PRECISION)
+            carried = (by_i + by_f) + (by_g + by_o)
+            tl.store(dh0 + at, carried, mask=((b < B) & (step == T))[:, None] & (u < H)[None, :])
+            dh += carried
+            out = _tanh(c)
+            dc += dh * o * (1 - out * out)
+            tl.store(dz + at_gate, dc * g * i * (1 - i), mask=there)
+            tl.store(dz + at_gate + H, dc * given * f * (1 - f), mask=there)
+            tl.store(dz + at_gate + 2 * H, dc * i * (1 - g * g), mask=there)
+            tl.store(dz + at_gate + 3 * H, dh * out * o * (1 - o), mask=there)
+            tl.store(dc0 + at, dc * f, mask=there)
+        tl.debug_barrier()  # dz is read by other threads
+        dhs -= dh_t
+        dcs -= dc_t
+        gates -= B * (4 * H)
+        cs -= B * H
+        dz -= B * (4 * H)
+
+
+def forward(
+    z: Tensor, h: Tensor, c: Tensor, w: Tensor, keep: bool, precision: str, tiles: Tiles | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """States after every step, and the gates (if they are to be kept): z (n, t, b, 4 h), w (n, 4 h, h)."""
+    n, steps, batch, _ = z.shape
+    size = w.shape[2]
+    z, h, c, w = _rows(z), h.contiguous(), c.contiguous(), _rows(w)
+    hs, cs = (z.new_empty(n, steps, batch, size) for _ in range(2))
+    gates = z.new_empty(n, steps if keep else 0, batch, 4 * size)
+    rows, (units, depth, warps, stages) = _samples(n, batch), tiles or usual(size)
+    _forward[(n, triton.cdiv(batch, rows))](
+        z, h, c, w, hs, cs, gates, steps, batch, *z.stride()[:3], w.stride(0),
+        size, keep, precision, rows, units, depth, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return hs, cs, gates
+
+
+def backward(
+    dhs: Tensor, dcs: Tensor, gates: Tensor, c: Tensor, cs: Tensor, w: Tensor, precision: str,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients to z, h and c from those to the states after every step."""
+    n, steps, batch, size = dhs.shape
+    dhs, dcs, w = _rows(dhs), _rows(dcs), _rows(w)
+    gates, c, cs = gates.contiguous(), c.contiguous(), cs.contiguous()
+    dz, dh, dc = torch.empty_like(gates), torch.empty_like(c), torch.empty_like(c)
+    rows, (units, depth, warps, stages) = _samples(n, batch), tiles or usual(size)
+    _backward[(n, triton.cdiv(batch, rows))](
+        dhs, dcs, gates, c, cs, w, dz, dh, dc, steps, batch, *dhs.stride()[:3], *dcs.stride()[:3], w.stride(0),
+        size, precision, rows, units, depth, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return dz, dh, dc
+
+
+def usual(size: int) -> Tiles:
+    return Tiles(min(128, max(16, triton.next_power_of_2(size))), 16, 8 if size > 32 else 4, 3)
+
+
+def _samples(n: int, batch: int) -> int:
+    """Few, so that all processors have work; more, where there are programs enough, as all read the weights."""
+    return ROWS if batch > 16 and n * triton.cdiv(batch, 16) > PROGRAMS else 16
+
+
+def _rows(x: Tensor) -> Tensor:
+    """With rows, or whole matrices, in one piece; clients may share their memory."""
+    own = x.stride(-1) == 1 and (x.dim() == 4 or x.stride(1) == x.shape[2])
+    return x if own else x.contiguous()

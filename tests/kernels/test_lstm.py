@@ -1,0 +1,135 @@
+"""An LSTM layer by kernels: states, gradients and second derivatives are those of the steps in plain operations."""
+
+import os
+
+import pytest
+import torch
+from helpers import assert_same, method, model_task
+
+from fedloom.core.autodiff import vmap
+from fedloom.engines.plan import Plan
+from fedloom.kernels import lstm as module
+from fedloom.kernels.lstm import Lstm, Stepwise, lstm, lstm_backward, lstm_forward
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+
+DOUBLE = torch.float64
+
+
+def given(n, steps, batch, size, dtype=DOUBLE, device="cpu"):
+    """z, h, c and w of n clients."""
+    torch.manual_seed(0)
+    shapes = (n, steps, batch, 4 * size), (n, batch, size), (n, batch, size), (n, 4 * size, size)
+    z, h, c, w = (torch.randn(shape, dtype=DOUBLE).to(device, dtype) for shape in shapes)
+    return z, h, c, w * size**-0.5
+
+
+def derivatives(layer, inputs):
+    """Of a function of both outputs: gradients, and gradients of a function of them."""
+
+    def loss(*inputs):
+        hs, cs = layer(*inputs)[:2]
+        return (hs**3).sum() + (torch.tanh(cs) * hs.detach().cos()).sum()
+
+    def length(*inputs):
+        return sum((g**2).sum() for g in torch.func.grad(loss, argnums=(0, 1, 2, 3))(*inputs))
+
+    both = [torch.func.grad(f, argnums=(0, 1, 2, 3)) for f in (loss, length)]
+    return [g for f in both for g in vmap(f)(*inputs)]
+
+
+def test_by_the_operators_first_and_second_derivatives_are_those_of_the_steps():
+    inputs = given(3, 4, 2, 3)
+    for found, expected in zip(derivatives(Lstm.apply, inputs), derivatives(Stepwise.apply, inputs), strict=True):
+        assert expected.abs().max() > 0
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_one_client_at_a_time_the_operators_can_be_differentiated_twice():
+    inputs = [v[0].requires_grad_() for v in given(1, 3, 2, 2)]
+    assert torch.autograd.gradcheck(lambda *v: Lstm.apply(*v)[:2], inputs)
+    assert torch.autograd.gradgradcheck(lambda *v: Lstm.apply(*v)[:2], inputs)
+
+
+def test_the_operators_say_what_they_will_return():
+    z, h, c, w = given(2, 3, 4, 5)
+    for keep in (True, False):
+        torch.library.opcheck(lstm_forward, (z, h, c, w, keep))
+    hs, cs, gates = lstm_forward(z, h, c, w, True)
+    torch.library.opcheck(lstm_backward, (hs, cs, gates, c, cs, w))
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """As on a GPU in float32."""
+    monkeypatch.setattr(module, "_own_kernels", lambda z: True)
+
+
+def test_gates_are_kept_where_there_will_be_a_backward_pass(everywhere, monkeypatch):
+    inputs, kept = [v[0] for v in given(1, 3, 2, 2)], []
+
+    def noted(*args):
+        kept.append(args[-1])
+        return lstm_forward(*args)
+
+    monkeypatch.setattr(module, "lstm_forward", noted)
+    with_gates = lstm(*inputs)
+    with torch.no_grad():
+        without = lstm(*inputs)
+    assert kept == [True, False]
+    torch.testing.assert_close(with_gates, without)
+
+
+@pytest.mark.parametrize("replay", ["eager", "traced"])
+def test_training_by_the_operators_is_that_by_torchs_layers(everywhere, replay):
+    """Evaluation, too; the method differentiates a gradient, and clients share a model at the start."""
+    options = {"vocab": 9, "options": {"width": 5, "dropout": 0.3}}
+    task = model_task("lstm_shakes", (4,), **options)
+    assert_same(method("per-fedavg"), task, Plan("stacked", replay, chunk=3), 1e-9, rounds=1)
+
+
+@pytest.fixture
+def kernels():
+    pytest.importorskip("triton")
+    from fedloom.kernels import lstm_triton
+
+    return lstm_triton, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+CASES = [  # clients, steps, samples, units; tiles; samples of a program
+    ((2, 3, 10, 20), (32, 16, 4, 2), 16),  # one block of units
+    ((2, 3, 5, 37), (16, 16, 4, 2), 16),  # three, of which the last is ragged
+    ((3, 1, 1, 16), None, 16),
+    ((2, 2, 35, 18), (32, 32, 4, 1), 16),  # three programs share a client
+    ((2, 2, 35, 18), None, 32),
+]
+
+
+@pytest.mark.parametrize(("shape", "tiles", "samples"), CASES, ids=str)
+def test_kernels_give_what_the_steps_give(kernels, shape, tiles, samples, monkeypatch):
+    triton, device = kernels
+    monkeypatch.setattr(triton, "PROGRAMS", {16: 132, 32: 1}[samples])
+    precision = "tf32x3" if device.type == "cuda" else "ieee"  # the interpreter rounds nothing
+    tiles = triton.Tiles(*tiles) if tiles else None
+    z, h, c, w = given(*shape, torch.float32, device)
+    double = [v.double() for v in (z, h, c, w)]
+    expected, pull = torch.func.vjp(torch.func.vmap(Stepwise.apply), *double)
+
+    def close(found, wanted):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=2e-5)
+
+    across = z.transpose(1, 2).contiguous().transpose(1, 2)  # samples first in memory
+    hs, cs, gates = triton.forward(across, h, c, w, True, precision, tiles)
+    close(hs, expected[0])
+    close(cs, expected[1])
+    again, _, none = triton.forward(z, h, c, w, False, precision, tiles)
+    assert torch.equal(again, hs)
+    assert none.numel() == 0
+    dhs, dcs = torch.randn_like(hs), torch.randn_like(cs).transpose(1, 2).contiguous().transpose(1, 2)
+    wanted = pull((dhs.double(), dcs.double()))
+    for found, gradient in zip(triton.backward(dhs, dcs, gates, c, cs, w, precision, tiles), wanted, strict=False):
+        close(found, gradient)
+    if shape[0] == 2:  # clients that share their weights
+        shared = triton.forward(z, h, c, w[:1].expand_as(w), False, precision, tiles)[0]
+        close(shared, torch.func.vmap(Stepwise.apply, in_dims=(0, 0, 0, None))(*double[:3], double[3][0])[0])
