@@ -89,6 +89,16 @@ def test_training_by_the_operators_is_that_by_torchs_layers(everywhere, replay):
     assert_same(method("per-fedavg"), task, Plan("stacked", replay, chunk=3), 1e-9, rounds=1)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("lstm_shakes", {"options": {"width": 20}}), ("lstm_so", {"classes": None, "options": {"width": 40}})],
+)
+def test_in_single_precision_captured_graphs_give_what_torchs_layers_give(name, more):
+    task = model_task(name, (12,), vocab=9, device="cuda", dtype=torch.float32, **more)
+    assert_same(method("fedavg"), task, Plan("stacked", "captured", chunk=3), 1e-4, rounds=2)
+
+
 @pytest.fixture
 def kernels():
     pytest.importorskip("triton")

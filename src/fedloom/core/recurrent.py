@@ -2,7 +2,8 @@
 
 torch's own kernels for them have no batched form, so under `vmap` the steps are taken one by one in plain tensor
 operations: what does not depend on the step before (the inputs' share of the gates, in the backward pass the gates and
-the weights' gradient) is one product for all steps. One model at a time, torch's kernels run, which are faster.
+the weights' gradient) is one product for all steps. LSTMs have kernels of their own on a GPU (`kernels/lstm.py`). One
+model at a time, torch's kernels run, which are faster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """All steps of an LSTM layer with weights per client, differentiable as often as one likes.
 
-From z = W_ih x + b: (i, f, g, o) = z + W_hh h; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c'). The steps are taken one by
-one in plain tensor operations, what does not depend on the step before in one for all steps. On a GPU in float32, two
-kernels take all steps of all clients.
+From z = W_ih x + b: (i, f, g, o) = z + W_hh h; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c'). Steps are taken one by
+one in plain tensor operations, and what does not depend on the step before is one operation for all. On a GPU in
+float32, two kernels take all steps of all clients.
 """
 
 from typing import Any
@@ -179,7 +179,7 @@ def _stacked(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(v[None] for v in tensors)
 
 
-def _one(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _one(tensors: tuple[Tensor, ...]) -> Any:
     return tuple(v[0] for v in tensors)
 
 

@@ -40,6 +40,7 @@ def _forward(
     """(i, f, g, o) = z[t] + w h; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c')."""
     client = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    n = tl.arange(0, 4 * UNITS)
     z += client * z_n
     w += client * w_n
     hs += client * T * B * H
@@ -52,25 +53,25 @@ def _forward(
             u = start + tl.arange(0, UNITS)
             there = (b < B)[:, None] & (u < H)[None, :]
             at = b[:, None] * H + u[None, :]
-            z_at = z + b[:, None] * z_b + u[None, :]
-            z_i = tl.load(z_at, mask=there, other=0.0)  # what depends on no other program's work is asked for first
+            z_at = z + b[:, None] * z_b + u[None, :]  # asked for now, needed after the product
+            z_i = tl.load(z_at, mask=there, other=0.0)
             z_f = tl.load(z_at + H, mask=there, other=0.0)
             z_g = tl.load(z_at + 2 * H, mask=there, other=0.0)
             z_o = tl.load(z_at + 3 * H, mask=there, other=0.0)
             c = tl.load(c_from + at, mask=there, other=0.0)
-            i = tl.zeros((ROWS, UNITS), dtype=tl.float32)
-            f = tl.zeros((ROWS, UNITS), dtype=tl.float32)
-            g = tl.zeros((ROWS, UNITS), dtype=tl.float32)
-            o = tl.zeros((ROWS, UNITS), dtype=tl.float32)
+            # A unit's four gates side by side: threads must exchange them, and all that follows is done in the layout
+            # of what was loaded. Gate after gate, every operand would be exchanged, which takes four times the barriers.
+            gate, v = n % 4, start + n // 4
+            sums = tl.zeros((ROWS, 4 * UNITS), dtype=tl.float32)
             for first in range(0, H, DEPTH):
                 k = first + tl.arange(0, DEPTH)
                 h = tl.load(h_from + b[:, None] * H + k[None, :], mask=(b < B)[:, None] & (k < H)[None, :], other=0.0)
-                w_at = w + u[None, :] * H + k[:, None]
-                inside = (k < H)[:, None] & (u < H)[None, :]
-                i = tl.dot(h, tl.load(w_at, mask=inside, other=0.0), i, input_precision=PRECISION)
-                f = tl.dot(h, tl.load(w_at + H * H, mask=inside, other=0.0), f, input_precision=PRECISION)
-                g = tl.dot(h, tl.load(w_at + 2 * H * H, mask=inside, other=0.0), g, input_precision=PRECISION)
-                o = tl.dot(h, tl.load(w_at + 3 * H * H, mask=inside, other=0.0), o, input_precision=PRECISION)
+                some_w = (k < H)[:, None] & (v < H)[None, :]
+                weights = tl.load(w + ((gate * H + v) * H)[None, :] + k[:, None], mask=some_w, other=0.0)
+                sums = tl.dot(h, weights, sums, input_precision=PRECISION)
+            i_and_g, f_and_o = tl.split(tl.reshape(sums, (ROWS, UNITS, 2, 2)))
+            i, g = tl.split(i_and_g)
+            f, o = tl.split(f_and_o)
             i, f, g, o = tl.sigmoid(i + z_i), tl.sigmoid(f + z_f), _tanh(g + z_g), tl.sigmoid(o + z_o)
             c = f * c + i * g
             tl.store(hs + at, o * _tanh(c), mask=there)
