@@ -5,6 +5,7 @@ one in plain tensor operations, and what does not depend on the step before is o
 float32, two kernels take all steps of all clients.
 """
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fedloom.kernels.convolution import precision
 
+_TRITON = find_spec("triton") is not None
 Gates = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -27,7 +29,7 @@ def lstm(z: Tensor, h: Tensor, c: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _own_kernels(z: Tensor) -> bool:
-    return z.is_cuda and z.dtype == torch.float32
+    return z.is_cuda and z.dtype == torch.float32 and _TRITON
 
 
 # -- step by step -------------------------------------------------------------------------------------------------
@@ -220,5 +222,5 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        _, pull = torch.func.vjp(_gradients, *ctx.saved_tensors)
+        pull = torch.func.vjp(_gradients, *ctx.saved_tensors)[1]
         return *pull(gradients), None

@@ -60,7 +60,7 @@ def _forward(
             z_o = tl.load(z_at + 3 * H, mask=there, other=0.0)
             c = tl.load(c_from + at, mask=there, other=0.0)
             # A unit's four gates side by side: threads must exchange them, and all that follows is done in the layout
-            # of what was loaded. Gate after gate, every operand would be exchanged, which takes four times the barriers.
+            # of what was loaded. Gate after gate, every operand would be exchanged.
             gate, v = n % 4, start + n // 4
             sums = tl.zeros((ROWS, 4 * UNITS), dtype=tl.float32)
             for first in range(0, H, DEPTH):
@@ -99,9 +99,10 @@ def _backward(
     gradient to the cells on the way."""
     client = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    last = client * T + T - 1
-    dhs += client * dh_n + (T - 1) * dh_t.to(tl.int64)
-    dcs += client * dc_n + (T - 1) * dc_t.to(tl.int64)
+    steps = client * 0 + T - 1  # 64 bits, as all offsets of clients and steps
+    last = client * T + steps
+    dhs += client * dh_n + steps * dh_t
+    dcs += client * dc_n + steps * dc_t
     gates += last * B * (4 * H)
     cs += last * B * H
     c0 += client * B * H
@@ -172,7 +173,8 @@ def forward(
     z, h, c, w = _rows(z), h.contiguous(), c.contiguous(), _rows(w)
     hs, cs = (z.new_empty(n, steps, batch, size) for _ in range(2))
     gates = z.new_empty(n, steps if keep else 0, batch, 4 * size)
-    rows, (units, depth, warps, stages) = _samples(n, batch), tiles or usual(size)
+    rows = _samples(n, batch)
+    units, depth, warps, stages = tiles or usual(size, rows)
     _forward[(n, triton.cdiv(batch, rows))](
         z, h, c, w, hs, cs, gates, steps, batch, *z.stride()[:3], w.stride(0),
         size, keep, precision, rows, units, depth, num_warps=warps, num_stages=stages,
@@ -189,7 +191,8 @@ def backward(
     dhs, dcs, w = _rows(dhs), _rows(dcs), _rows(w)
     gates, c, cs = gates.contiguous(), c.contiguous(), cs.contiguous()
     dz, dh, dc = torch.empty_like(gates), torch.empty_like(c), torch.empty_like(c)
-    rows, (units, depth, warps, stages) = _samples(n, batch), tiles or usual(size)
+    rows = _samples(n, batch)
+    units, depth, warps, stages = tiles or usual(size, rows)
     _backward[(n, triton.cdiv(batch, rows))](
         dhs, dcs, gates, c, cs, w, dz, dh, dc, steps, batch, *dhs.stride()[:3], *dcs.stride()[:3], w.stride(0),
         size, precision, rows, units, depth, num_warps=warps, num_stages=stages,
@@ -197,8 +200,9 @@ def backward(
     return dz, dh, dc
 
 
-def usual(size: int) -> Tiles:
-    return Tiles(min(128, max(16, triton.next_power_of_2(size))), 16, 8 if size > 32 else 4, 3)
+def usual(size: int, rows: int) -> Tiles:
+    """As many units as registers have room for."""
+    return Tiles(min(2048 // rows, max(16, triton.next_power_of_2(size))), 16, 8 if size > 32 else 4, 3)
 
 
 def _samples(n: int, batch: int) -> int:
