@@ -122,7 +122,6 @@ CASES = [  # clients, steps, samples, units; tiles; samples of a program
 def test_kernels_give_what_the_steps_give(kernels, shape, tiles, samples, monkeypatch):
     triton, device = kernels
     monkeypatch.setattr(triton, "PROGRAMS", {16: 132, 32: 1}[samples])
-    precision = "tf32x3" if device.type == "cuda" else "ieee"  # the interpreter rounds nothing
     tiles = triton.Tiles(*tiles) if tiles else None
     z, h, c, w = given(*shape, torch.float32, device)
     double = [v.double() for v in (z, h, c, w)]
@@ -134,16 +133,16 @@ def test_kernels_give_what_the_steps_give(kernels, shape, tiles, samples, monkey
     def across(x):  # samples first in memory
         return x.transpose(1, 2).contiguous().transpose(1, 2)
 
-    hs, cs, gates = triton.forward(across(z), h, c, w, True, precision, tiles)
+    hs, cs, gates = triton.forward(across(z), h, c, w, True, "tf32x3", tiles)
     close(hs, expected[0])
     close(cs, expected[1])
-    again, _, none = triton.forward(z, h, c, w, False, precision, tiles)
+    again, _, none = triton.forward(z, h, c, w, False, "tf32x3", tiles)
     assert torch.equal(again, hs)
     assert none.numel() == 0
     dhs, dcs = across(torch.randn_like(hs)), across(torch.randn_like(cs))
     wanted = pull((dhs.double(), dcs.double()))
-    for found, gradient in zip(triton.backward(dhs, dcs, gates, c, cs, w, precision, tiles), wanted, strict=False):
+    for found, gradient in zip(triton.backward(dhs, dcs, gates, c, cs, w, "tf32x3", tiles), wanted, strict=False):
         close(found, gradient)
     if shape[0] == 2:  # clients that share their weights
-        shared = triton.forward(z, h, c, w[:1].expand_as(w), False, precision, tiles)[0]
+        shared = triton.forward(z, h, c, w[:1].expand_as(w), False, "tf32x3", tiles)[0]
         close(shared, torch.func.vmap(Stepwise.apply, in_dims=(0, 0, 0, None))(*double[:3], double[3][0])[0])
