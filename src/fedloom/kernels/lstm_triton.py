@@ -39,8 +39,8 @@ def _rounded(x):
 
 @triton.jit
 def _dot(x, y, total, PRECISION: tl.constexpr):
-    """`tl.dot` takes nine instructions per factor for the halves of "tf32x3", a third of all in the loops below; here
-    it is three."""
+    """`tl.dot` takes nine instructions per number for the halves of "tf32x3", most of what the loops below would do;
+    here it is three."""
     if PRECISION == "tf32x3":
         high_x, high_y = _rounded(x), _rounded(y)
         total = tl.dot(x - high_x, high_y, total, input_precision="tf32")
