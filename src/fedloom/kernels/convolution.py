@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from fedloom.core.autodiff import inside_vmap
+from fedloom.kernels.clients import over_clients
 
 Pair = list[int]
 Backward = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
@@ -198,22 +199,10 @@ def _(x: Tensor, g: Tensor, shape: Pair, kernel: Pair, stride: Pair, padding: Pa
     return x.new_empty(len(x), *shape, *kernel, dtype=_full(x))
 
 
-def _over_clients(op: Any, tensors: int) -> Any:
-    """A rule for one more axis of clients: it joins the one that is there."""
-
-    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-        size = info.batch_size
-        joined = [
-            a if a is None else (a.expand(size, *a.shape) if d is None else a.movedim(d, 0)).flatten(0, 1)
-            for a, d in zip(args[:tensors], in_dims, strict=False)
-        ]
-        return op(*joined, *args[tensors:]).unflatten(0, (size, -1)), 0
-
-    return rule
-
-
-for _op, _tensors in ((pieces, 1), (patches, 1), (correlate, 3), (weight_gradient, 2)):
-    torch.library.register_vmap(_op, _over_clients(_op, _tensors))
+over_clients(pieces, 1)
+over_clients(patches, 1)
+over_clients(correlate, 3)
+over_clients(weight_gradient, 2)
 
 
 # -- the three computations for one client ------------------------------------------------------------------------

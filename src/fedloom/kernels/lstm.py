@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.kernels.convolution import precision
+from fedloom.kernels.clients import over_clients
+from fedloom.kernels.products import precision
 
 _TRITON = find_spec("triton") is not None
 Gates = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -155,23 +156,8 @@ def _(dhs: Tensor, dcs: Tensor, gates: Tensor, c: Tensor, cs: Tensor, w: Tensor)
     return gates.new_empty(gates.shape), c.new_empty(c.shape), c.new_empty(c.shape)
 
 
-def _over_clients(op: Any, tensors: int) -> Any:
-    """A rule for one more axis of clients: it joins the one that is there."""
-
-    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        size = info.batch_size
-        joined = [
-            (a.expand(size, *a.shape) if d is None else a.movedim(d, 0)).flatten(0, 1)
-            for a, d in zip(args[:tensors], in_dims, strict=False)
-        ]
-        found = op(*joined, *args[tensors:])
-        return tuple(v.unflatten(0, (size, -1)) for v in found), (0,) * len(found)
-
-    return rule
-
-
-for _op, _tensors in ((lstm_forward, 4), (lstm_backward, 6)):
-    torch.library.register_vmap(_op, _over_clients(_op, _tensors))
+over_clients(lstm_forward, 4)
+over_clients(lstm_backward, 6)
 
 
 # -- one client ---------------------------------------------------------------------------------------------------
