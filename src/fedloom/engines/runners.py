@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from fedloom.kernels.products import replace_products
 from fedloom.kernels.ready import get_ready
 
 Flat = list[Tensor]
+SHORT, BUNDLE = 256, 8  # a program of fewer operations is launched for so many steps at once
 
 
 def flat_rest(cohort: Cohort) -> tuple[Flat, Flat]:
@@ -115,13 +116,18 @@ def _resize(tensors: Flat, rows: int) -> Flat:
     return [t[:rows] for t in tensors]
 
 
+class Graphs(NamedTuple):
+    by_steps: dict[int, torch.cuda.CUDAGraph]  # the longest first
+    program: Any  # whose constants they read
+
+
 class Captured:
     """CUDA graphs over static memory: a step costs one launch. One graph per prefix size, all over the same state."""
 
     def __init__(self, step: StackedStep, plan: Plan, window_length: int, pool: Any) -> None:
         self.step, self.capacity, self.compiled = step, plan.chunk, plan.compiled
         self.window_length, self.pool = window_length, pool
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Any]] = {}  # a graph reads its program's constants
+        self.graphs: dict[int, Graphs] = {}
         self.state: Flat = []
         self.moves = [True] * step.state_size
 
@@ -133,10 +139,8 @@ class Captured:
             self.at = torch.zeros(1, dtype=torch.int64, device=self.step.task.data.device)
             self.window: Window | None = None
             self.loaded: Window | None = None
-        for mine, new in zip([*self.state, *self.sides], [*state, *sides], strict=True):
-            mine[: len(new)].copy_(new)
-        for mine, new in zip(self.shared, shared, strict=True):
-            mine.copy_(new)
+        rows = zip([*self.state, *self.sides], [*state, *sides], strict=True)
+        _copy([*(mine[: len(new)] for mine, new in rows), *self.shared], [*state, *sides, *shared])
 
     def rows(self, first: int, last: int) -> Flat:
         return [s[first:last].clone() for s in self.state]
@@ -145,21 +149,23 @@ class Captured:
         self._load(window)
         if prefix not in self.graphs:
             self.graphs[prefix] = self._capture(prefix)
-        graph, _ = self.graphs[prefix]
+        graphs = self.graphs[prefix]
         self.at.fill_(first)
-        for _ in range(first, last):
-            graph.replay()
+        left = last - first
+        for size, graph in graphs.by_steps.items():
+            for _ in range(left // size):
+                graph.replay()
+            left %= size
 
     def _load(self, window: Window) -> None:
         if self.window is None:
             shapes = [(self.window_length, self.capacity, *v.shape[2:]) for v in window]
             self.window = Window(*(v.new_zeros(shape) for v, shape in zip(window, shapes, strict=True)))
         if self.loaded is not window:
-            for mine, new in zip(self.window, window, strict=True):
-                mine[: new.shape[0], : new.shape[1]].copy_(new)
+            _copy([mine[: len(new), : new.shape[1]] for mine, new in zip(self.window, window, strict=True)], [*window])
             self.loaded = window
 
-    def _capture(self, prefix: int) -> tuple[torch.cuda.CUDAGraph, Any]:
+    def _capture(self, prefix: int) -> Graphs:
         assert self.window is not None
         data, tables = self.step.task.data, len(self.window)
         sides, state = ([v[:prefix] for v in rows] for rows in (self.sides, self.state))
@@ -188,12 +194,17 @@ class Captured:
                 self.at.zero_()
                 run(*inputs)
         torch.cuda.current_stream().wait_stream(side)
+        short = len(program.graph.nodes) < SHORT
+        by_steps = {steps: self._graph(run, inputs, steps) for steps in ((BUNDLE, 1) if short else (1,))}
+        _copy([self.at, *state], kept)
+        return Graphs(by_steps, run)
+
+    def _graph(self, run: Callable[..., Any], inputs: Flat, steps: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            run(*inputs)
-        for mine, old in zip((self.at, *state), kept, strict=True):
-            mine.copy_(old)
-        return graph, run
+            for _ in range(steps):
+                run(*inputs)
+        return graph
 
 
 def _compiled(program: GraphModule, inputs: Flat) -> Callable[..., Any]:
@@ -202,6 +213,11 @@ def _compiled(program: GraphModule, inputs: Flat) -> Callable[..., Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice to the authors of the program
         return inductor.compile(program, list(inputs))
+
+
+def _copy(to: Flat, tensors: Flat) -> None:
+    if to:
+        torch._foreach_copy_(to, tensors)  # few launches for all
 
 
 def _room(like: Tensor, rows: int) -> Tensor:

@@ -221,7 +221,8 @@ def backward(
 
 def usual(size: int, rows: int) -> Tiles:
     """As many units as registers have room for."""
-    return Tiles(min(2048 // rows, max(16, triton.next_power_of_2(size))), 16, 8 if size > 32 else 4, 3)
+    most = max(16, triton.next_power_of_2(size))
+    return Tiles(min(2048 // rows, most), min(32, most), 4 if size <= 32 else 8 if size <= 128 else 16, 3)
 
 
 def _samples(n: int, batch: int) -> int:
