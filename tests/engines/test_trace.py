@@ -1,6 +1,7 @@
 """Programs that write over their inputs leave there what the step returns."""
 
 import torch
+import torch.nn.functional as F
 
 from fedloom.engines.trace import overwrite, trace
 
@@ -72,3 +73,23 @@ def test_operations_in_place_do_not_keep_equal_ones_apart():
     alone = trace(lambda a: [a.sin() + a.sin() + (a + 1).unsqueeze_(0).reciprocal_()[0]], [a])
     assert "_." not in alone.code.replace("ops.aten", "")
     assert alone.code.count("sin.default") == 1
+
+
+def test_the_largest_is_taken_before_its_positive_part():
+    """To the bit, with ties, with windows that overlap, and where somebody else reads the positive parts."""
+
+    def network(x, size, step, more):
+        y = torch.relu(x)
+        return (F.max_pool2d(y, size, step) ** 2).sum() + (y.sum() if more else 0)
+
+    x = torch.randn(3, 2, 8, 8).mul(2).round()
+    for size, step, more in ((2, 2, False), (3, 2, False), (2, 2, True)):
+
+        def slope(x):
+            return [torch.func.grad(lambda x: network(x, size, step, more))(x)]  # noqa: B023
+
+        for f in (slope, lambda x: torch.func.vmap(slope)(x[:, None])):
+            program = trace(f, [x])
+            before = program.code.index("relu.default") < program.code.index("max_pool2d_with_indices.default")
+            assert before == more
+            torch.testing.assert_close(program(x), f(x), rtol=0, atol=0)

@@ -26,6 +26,7 @@ _LIKE = {
     aten.new_ones.default: 1,
     aten.new_zeros.default: 0,
 }
+_POOL_BACK, _RELU_BACK = aten.max_pool2d_with_indices_backward.default, aten.threshold_backward.default
 SMALL = 1 << 16  # elements of a constant that is worth keeping
 _CREATES = {
     aten.arange.default,
@@ -39,6 +40,7 @@ _CREATES = {
 def trace(f: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
     module = make_fx(f, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     _simplify(module)
+    _pool_first(module)
     return module
 
 
@@ -67,6 +69,38 @@ def _simplify(module: GraphModule) -> None:
             fresh.meta = node.meta
             graph.erase_node(node)
     graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _pool_first(module: GraphModule) -> None:
+    """Where the largest of positive parts is taken, take the positive part of the largest, which are fewer. Of windows
+    without a positive pixel another one may be the largest, but none of theirs has a gradient."""
+    for pool in module.graph.find_nodes(op="call_function", target=aten.max_pool2d_with_indices.default):
+        seen = pool.args[0]
+        relu = seen.args[0] if seen.target is aten.view.default else seen
+        backward = [node for node in seen.users if node.target is _POOL_BACK and node.args[1] is seen]
+        masks = [node for node in relu.users if node.target is _RELU_BACK and node.args[2] == 0]
+        sources = [m.args[0].args[0] if m.args[0].target is aten.view.default else m.args[0] for m in masks]
+        readers = {pool, seen, *backward, *masks} - {relu}
+        fits = relu.target is aten.relu.default and _like(relu, relu.args[0]) and {*relu.users, *seen.users} <= readers
+        values = next((node for node in pool.users if node.args[1] == 0), None)
+        if not fits or values is None or sources != backward or any(len(node.users) > 1 for node in backward):
+            continue
+        seen.replace_input_with(relu, relu.args[0])
+        raw = relu.args[0] if seen is relu else seen
+        pool.replace_input_with(relu, raw)
+        with module.graph.inserting_after(values):
+            positive = module.graph.call_function(aten.relu.default, (values,))
+        positive.meta = values.meta
+        values.replace_all_uses_with(positive, delete_user_cb=lambda user: user is not positive)  # noqa: B023
+        for mask, back in zip(masks, backward, strict=True):
+            with module.graph.inserting_before(back):
+                slope = module.graph.call_function(_RELU_BACK, (back.args[0], positive, 0))
+            slope.meta = back.args[0].meta
+            back.args = (slope, raw, *back.args[2:])
+            mask.replace_all_uses_with(mask.args[0])
+            module.graph.erase_node(mask)
+    module.graph.eliminate_dead_code()
     module.recompile()
 
 
@@ -109,6 +143,8 @@ def _same_as(node: Node) -> Node | None:
         return source if _like(node, source) else None
     if node.target in _VIEWS:
         return source if _like(node, source) else None
+    if node.target is aten.permute.default and list(node.args[1]) == list(range(len(node.args[1]))):  # type: ignore[arg-type]
+        return source
     if node.target is aten.transpose.int and source.target is aten.transpose.int:
         rank = len(_value(node).shape)  # type: ignore[union-attr]
         if {a % rank for a in node.args[1:]} == {a % rank for a in source.args[1:]}:  # type: ignore[operator]
