@@ -2,10 +2,14 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 from helpers import assert_same, make_task, method, model_task, play
 
+from fedloom.core.transfer import fetch
+from fedloom.core.tree import leaves
+from fedloom.engines import rounds
 from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
 from fedloom.kernels import products
@@ -96,3 +100,31 @@ def test_a_gpu_that_is_too_small_gets_fewer_clients_at_once(caplog):
     assert "Out of memory with 64 clients at once: going on with 32." in caplog.text
     for name, value in server["w"].items():
         torch.testing.assert_close(found.server["w"][name], value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("alg", ["fedavg", "ditto", "scaffold", "gpfl", "fedala"])
+def test_a_round_waits_for_the_device_where_it_fetches_results_and_nowhere_else(alg, monkeypatch):
+    """Half of eight clients train in a round, so some come for the first time, and some are not evaluated."""
+    task = conv_task("cnn4", sizes=(8,) * 8, participation=0.5)
+    plan = Plan("stacked", "captured", chunk=4, convolutions={})
+    run = Rounds(method(alg), task, 0, plan=plan, evaluated=np.array([1, 2, 5]))
+    run.advance()  # steps are captured
+    fetched = []
+
+    def waiting(tree):
+        fetched.append(leaves(tree))
+        torch.cuda.set_sync_debug_mode("default")
+        found = fetch(tree)
+        torch.cuda.set_sync_debug_mode("error")
+        return found
+
+    monkeypatch.setattr(rounds, "fetch", waiting)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        for _ in range(5):
+            run.advance(evaluate=False)
+        with pytest.raises(RuntimeError, match="synchroniz"):  # so the mode is on
+            run.server["w"]["head.weight"].sum().item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([found for found in fetched if found]) == 5

@@ -1,6 +1,7 @@
 """What a run promises whatever the method: keyed randomness, order, chunks, plans, what is evaluated."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fedloom.core.task import Task
 from fedloom.core.tree import leaves
 from fedloom.engines import choose, rounds
 from fedloom.engines.plan import Plan
+from fedloom.engines.recent import Recent
 from fedloom.engines.reference import PerClient
 from fedloom.engines.rounds import Rounds
 from fedloom.engines.stacked import Stacked
@@ -253,3 +255,34 @@ def test_evaluation_in_blocks_changes_no_score_and_limits_what_is_read(clients, 
     assert max(seen) == most
     for split, values in expected["pre"].items():
         np.testing.assert_allclose(found["pre"][split], values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("plan", [Plan("per-client"), Plan("stacked", "traced", chunk=5)], ids=plan_id)
+def test_models_are_scored_where_anybody_asks(plan):
+    """By the executor, and with the same results as if all were."""
+    alg, task = method("fedavg-ft"), task_of("fedavg-ft", norm=True, participation=0.5)
+    few, everyone = (Rounds(alg, task, 0, plan=plan, evaluated=ids) for ids in (np.array([8, 1, 4]), None))
+    for _ in range(4):
+        found, expected = few.advance(), everyone.advance()
+        for view, splits in expected.scores.items():
+            for split, scores in splits.items():
+                np.testing.assert_allclose(found.scores[view][split], scores[[1, 4, 8]], rtol=1e-9)
+    for asked in ([1, 4], [], range(6)):
+        cohort = everyone._cohort(np.arange(6), 4)
+        all_ = everyone.executor.train(cohort, ("val", "test")).scores
+        some = everyone.executor.train(replace(cohort, scored=np.isin(np.arange(6), asked)), ("val", "test")).scores
+        for split, scores in some.items():
+            assert np.flatnonzero(~scores.isnan().any(1)).tolist() == list(asked)
+            torch.testing.assert_close(scores[list(asked)], all_[split][list(asked)], rtol=1e-9, atol=0)
+
+
+def test_what_was_used_last_is_kept_as_far_as_it_fits():
+    made = []
+
+    def get(key):
+        return kept.get(key, lambda: made.append(key) or [torch.full((1024,), key)])
+
+    kept = Recent(3 * (8 << 10) + 3 * (1 << 10))
+    for key in (1, 2, 3, 1, 4, 1, 2):
+        assert get(key)[0][0] == key
+    assert made == [1, 2, 3, 4, 2]  # 2 had to give way to 4

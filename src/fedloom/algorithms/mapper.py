@@ -48,7 +48,7 @@ class Mapper(FedAvg):
 
     def spread(self, task, work, down, info):
         """For every candidate a theta of its own, with running statistics that are not kept."""
-        lam = torch.tensor(self.lambdas, dtype=task.dtype, device=info.n.device)
+        lam = torch.cat([torch.full((1,), lam, dtype=task.dtype, device=info.n.device) for lam in self.lambdas])
         theta = task.slot(work["theta"])._replace(buffers=work["w"].buffers)
         tried = tree_map(lambda v: v.expand(len(lam), *v.shape), theta)
         return {"w": work["w"], "tried": tried, "lam": lam, "seen": lam.new_zeros(len(lam), 3)}

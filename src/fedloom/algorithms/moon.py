@@ -31,7 +31,7 @@ class Moon(FedAvg):
     def init_server(self, task, key):
         server = {"w": task.init(key)}
         if self.proj is not None:
-            draw, k = torch.tensor(fold(key, stream("projection")), device=task.data.device), task.network.feature_dim
+            draw, k = torch.full((), fold(key, stream("projection")), device=task.data.device), task.network.feature_dim
             server["proj"] = dense.draw(draw, (k, k, self.proj), task.dtype)
         return server
 

@@ -18,6 +18,7 @@ from fedloom.algorithms.parts.tuned import Tuned
 from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, rng, stream
 from fedloom.core.settings import setting
+from fedloom.core.transfer import onto
 from fedloom.core.tree import leaves, mean, tree_map, where
 
 
@@ -130,7 +131,7 @@ class PAGE(Tuned):
         s = server["s"].index_copy(0, info.id, acc)  # step 7; who did not reply keeps its entry
         agent, p = {}, torch.ones_like(acc)
         if self.tune_p:
-            draw, now = torch.tensor(fold(key, stream("ddpg"), task.clients, t), device=s.device), info.t[0]
+            draw, now = torch.full((), fold(key, stream("ddpg"), task.clients, t), device=s.device), info.t[0]
             agent, u = self.server_agent(task).decide(server["agent"], s, now, draw, now == 0)  # steps 8 and 9
             p = self.weights(u)[info.id]
         p = torch.where(valid, p, 0)
@@ -159,7 +160,7 @@ class PAGE(Tuned):
         rows = task.data.server
         if not self.dcs_holdout:
             return rows, rows
-        order = torch.from_numpy(rng("partition", 0, stream("dcs")).permutation(len(rows))).to(rows.device)
+        order = onto(rows.device, rng("partition", 0, stream("dcs")).permutation(len(rows)))
         cut = min(max(1, round(self.dcs_holdout * len(rows))), len(rows) - 1)
         return rows[order[cut:]], rows[order[:cut]]
 

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError
+from fedloom.core.transfer import onto
 
 SPLITS = ("train", "val", "test")
+COUNTS = 1 << 22  # entries of a table of all clients' labels, up to which it is kept
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -51,6 +53,12 @@ class Ragged:
     def __getitem__(self, i: int) -> Tensor:
         return self.flat[self.starts[i] : self.starts[i + 1]]
 
+    def joined(self, ids: np.ndarray) -> Tensor:
+        """The lists of some clients, one after another."""
+        sizes = self.sizes[ids]
+        first = self.starts[:-1][ids] - (np.cumsum(sizes) - sizes)  # of a list, less its place among all
+        return self.flat[onto(self.flat.device, np.repeat(first, sizes) + np.arange(sizes.sum()))]
+
     def lists(self) -> list[np.ndarray]:
         flat = self.flat.cpu().numpy()
         return [flat[a:b] for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
@@ -83,6 +91,12 @@ class Federation:
     scaling: Scaling | None = None  # still to be done
     notes: tuple[str, ...] = field(default=())  # what a reader of the results should know
     held_out: int = 0  # so many clients, the last ones, never take part
+    channels: tuple[Tensor, Tensor] = field(init=False, repr=False)  # shift and spread, shaped to fit a sample
+
+    def __post_init__(self) -> None:
+        shape = (-1, *[1] * (self.x.dim() - 2))
+        both = (onto(self.device, torch.tensor(v, dtype=self.dtype).view(shape)) for v in (self.shift, self.spread))
+        object.__setattr__(self, "channels", tuple(both))
 
     @property
     def clients(self) -> int:
@@ -131,9 +145,7 @@ class Federation:
         x = x.to(self.dtype)
         if len(self.shift) == 1:
             return x * (1 / 255 / self.spread[0]) - self.shift[0] / self.spread[0]
-        per_channel = (-1, *[1] * (self.x.dim() - 2))
-        shift = torch.tensor(self.shift, dtype=x.dtype, device=x.device).view(per_channel)
-        spread = torch.tensor(self.spread, dtype=x.dtype, device=x.device).view(per_channel)
+        shift, spread = self.channels
         return (x / 255 - shift) / spread
 
     def samples(self, rows: Tensor) -> Tensor:
@@ -147,8 +159,14 @@ class Federation:
     def counts(self, ids: np.ndarray) -> Tensor:
         """n_{i,c}: training samples per client and class."""
         train = self.splits["train"]
-        rows = torch.cat([train[int(i)] for i in ids]) if len(ids) else train.flat[:0]
-        return self._count(rows, train.sizes[ids])
+        if len(train) * self.classes <= COUNTS:
+            return self._counts[onto(self.device, ids)]
+        return self._count(train.joined(ids), train.sizes[ids])
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        train = self.splits["train"]
+        return self._count(train.flat, train.sizes)
 
     def labels(self) -> np.ndarray:
         """Samples per client and class, whatever they are for."""
@@ -160,15 +178,12 @@ class Federation:
 
     def _count(self, rows: Tensor, sizes: np.ndarray) -> Tensor:
         """Labels of consecutive lists of rows, counted per list and class."""
-        owner = torch.repeat_interleave(
-            torch.arange(len(sizes), device=self.device), torch.from_numpy(sizes).to(self.device)
-        )
         labels = self.y[rows]
-        if labels.dim() > 1:  # sequences: every position is a label, padding (-1) is not
-            owner, labels = owner[:, None].expand_as(labels)[labels >= 0], labels[labels >= 0]
+        owner = onto(self.device, np.repeat(np.arange(len(sizes)), sizes)).view(-1, *[1] * (labels.dim() - 1))
+        known = labels >= 0  # of sequences every position is a label, padding (-1) is not
+        at = (owner * self.classes + torch.where(known, labels, 0)).flatten()
         flat = torch.zeros(len(sizes) * self.classes, dtype=torch.int64, device=self.device)
-        flat.index_add_(0, owner * self.classes + labels, torch.ones_like(labels))
-        return flat.view(len(sizes), self.classes)
+        return flat.index_add_(0, at, known.flatten().long()).view(len(sizes), self.classes)
 
     def digest(self) -> str:
         """Identifies the partition in records."""

@@ -89,12 +89,13 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return radius * torch.cos(2 * math.pi * uniform(fold(key, 1), shape, dtype))
 
 
-def permutations(keys: Tensor, n: Tensor) -> Tensor:
-    """Random orders of 0..n[s]-1 for every segment s, one after another in one flat tensor.
+def permutations(keys: Tensor, n: Tensor, total: int | None = None) -> Tensor:
+    """Random orders of 0..n[s]-1 for every segment s, one after another in one flat tensor. Who knows the sum of n
+    saves a GPU from being asked for it.
 
     One sort serves all segments; the order within a segment depends on its own key alone.
     """
-    segment = torch.repeat_interleave(torch.arange(len(n), device=n.device), n)
+    segment = torch.repeat_interleave(torch.arange(len(n), device=n.device), n, output_size=total)
     starts = torch.cumsum(n, 0) - n
     position = torch.arange(len(segment), device=n.device) - starts[segment]
     draw = (bits(keys[segment], position) >> 24) & ((1 << 40) - 1)

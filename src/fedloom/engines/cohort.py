@@ -14,10 +14,11 @@ from fedloom.core.contract import Algorithm, Info, Slot
 from fedloom.core.keys import fold, root
 from fedloom.core.network import Params
 from fedloom.core.task import Task
+from fedloom.core.transfer import onto
 from fedloom.core.tree import Tree, take, tree_map
 from fedloom.engines.workers import proceed
 
-EVAL_BATCH = 512  # samples that one model scores at once
+EVAL_BATCH = {"cpu": 1 << 9, "cuda": 1 << 13}  # samples that one model scores at once
 EVAL_IMAGES = 128  # of images on a CPU: what layers give for more is new memory every time, which costs a quarter
 EVAL_LOGITS = 1 << 24  # at once; a language model has a logit for every position and word
 Scores = dict[str, Tensor]  # split -> (correct, summed loss, samples) per client
@@ -37,23 +38,25 @@ class Cohort:
     info: Info
     seeds: np.ndarray  # of each client's run; objects, since a seed may have any size
     run: np.ndarray  # which of several runs
+    scored: np.ndarray  # whose PM_post anybody will ask for
     by_run: Mapping[int, Tree] = field(default_factory=dict)  # what all clients of a run share, where there are several
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def rows(self, index: np.ndarray) -> Cohort:
-        pick = torch.from_numpy(index).to(self.info.n.device)
+        pick = onto(self.info.n.device, index)
         parts, own, stats, info = (take(v, pick) for v in (self.parts, self.own, self.stats, self.info))
         run = self.run[index]
         if self.by_run:
             parts = {**self._received(run), **parts}
-        return Cohort(self.ids[index], self.t, self.shared, parts, own, stats, info, self.seeds[index], run)
+        ids, seeds, scored = self.ids[index], self.seeds[index], self.scored[index]
+        return Cohort(ids, self.t, self.shared, parts, own, stats, info, seeds, run, scored)
 
     def _received(self, run: np.ndarray) -> Tree:
         """What clients of these runs share with others of theirs, a row per client."""
         which, row = np.unique(run, return_inverse=True)
-        at = torch.from_numpy(row).to(self.info.n.device)
+        at = onto(self.info.n.device, row)
         return tree_map(lambda *each: torch.stack(each)[at], *(self.by_run[r] for r in which.tolist()))
 
 
@@ -62,7 +65,7 @@ class Outcome(NamedTuple):
     up: Tree
     stats: Tree
     report: Tree
-    scores: Scores  # of PM_post
+    scores: Scores  # of PM_post; NaN where nobody asks
 
 
 class Executor(Protocol):
@@ -76,17 +79,11 @@ class Executor(Protocol):
         got ready serves them, too."""
 
 
-def make_info(task: Task, seed: int, ids: np.ndarray, t: int, first: Tensor) -> Info:
-    device = task.data.device
-    who = torch.from_numpy(ids).to(device)
-    return Info(
-        id=who,
-        n=torch.from_numpy(task.data.splits["train"].sizes[ids]).to(device),
-        counts=task.data.counts(ids),
-        t=torch.full((len(ids),), t, device=device),
-        first=first.to(device),
-        key=fold(root(seed, "client"), who, t),
-    )
+def make_info(task: Task, seed: int, ids: np.ndarray, t: int, first: np.ndarray) -> Info:
+    key = fold(root(seed, "client"), torch.from_numpy(ids), t).numpy()
+    table = np.stack([ids, task.data.splits["train"].sizes[ids], np.full(len(ids), t), first, key])
+    who, n, now, is_first, key = onto(task.data.device, table).unbind()
+    return Info(who, n, task.data.counts(ids), now, is_first.bool(), key)
 
 
 # Running statistics belong to the client and are never sent. Methods do not handle them: between rounds they are kept
@@ -110,10 +107,11 @@ def eval_rows(task: Task, most: int) -> int:
     return max(1, min(most, EVAL_LOGITS // task.network.logits))
 
 
-def eval_batch(task: Task, most: int = EVAL_BATCH) -> int:
+def eval_batch(task: Task, most: int | None = None) -> int:
     """The same for one model alone."""
-    images = task.data.device.type == "cpu" and task.data.x.dim() == 4
-    return eval_rows(task, min(most, EVAL_IMAGES) if images else most)
+    kind = task.data.device.type
+    most = most or EVAL_BATCH[kind]
+    return eval_rows(task, min(most, EVAL_IMAGES) if kind == "cpu" and task.data.x.dim() == 4 else most)
 
 
 def score_client(task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:

@@ -58,6 +58,9 @@ class PerClient:
                 work = self._pass(("train", index), phase, work, down, info, cohort, j)
             report = self.alg.report(self.task, work, down, info)
             kept, up = self.alg.finish(self.task, work, down, own, info)
+            if not cohort.scored[j]:
+                nothing = torch.full((3,), torch.nan, dtype=self.task.dtype, device=self.task.data.device)
+                return Outcome(kept, up, keep_stats(work), report, dict.fromkeys(splits, nothing))
             trained = info._replace(first=torch.zeros_like(info.first))
             model = self.alg.model(self.task, work, down, trained)
             scores = self._score(self._personal(model), int(cohort.ids[j]), splits)

@@ -17,6 +17,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, rng, root
 from fedloom.core.network import Params
 from fedloom.core.task import Task
+from fedloom.core.transfer import fetch, onto
 from fedloom.core.tree import Tree, leaves, mean, size_bytes, take, tree_map
 from fedloom.engines.choose import choose, make_executor
 from fedloom.engines.cohort import Cohort, Executor, Scores, global_slot, keep_stats, make_info, score_client
@@ -119,11 +120,8 @@ class Rounds:
 
     def _fresh(self, ids: np.ndarray) -> Tree:
         """State of clients before their first participation."""
-        who = torch.from_numpy(ids).to(self.task.data.device)
-        return {
-            "own": self._fresh_own(who),
-            "stats": _repeated(self.first_stats, len(ids)),
-        }
+        who = onto(self.task.data.device, ids)
+        return {"own": self._fresh_own(who), "stats": _repeated(self.first_stats, len(ids))}
 
     def _fresh_own(self, who: Tensor) -> Tree:
         keys = fold(root(self.seed, "client-init"), who)
@@ -136,8 +134,8 @@ class Rounds:
         if not task.network.buffers:
             return {}
         ids = np.zeros(1, np.int64)
-        index = torch.from_numpy(ids).to(task.data.device)
-        info = take(make_info(task, self.seed, ids, 0, torch.ones(1, dtype=torch.bool)), 0)
+        index = onto(task.data.device, ids)
+        info = take(make_info(task, self.seed, ids, 0, np.ones(1, bool)), 0)
         shared, parts = self.alg.download(task, self.server, index, 0, self.key)
         down = {**self.constants, **shared, **take(parts, 0)}
         return keep_stats(self.alg.begin(task, down, take(self._fresh_own(index), 0), info))
@@ -156,15 +154,14 @@ class Rounds:
         return np.sort(rng("sample", self.seed, t).choice(n, size=m, replace=False)).astype(np.int64)
 
     def _cohort(self, ids: np.ndarray, t: int) -> Cohort:
-        first = torch.from_numpy(self.store.trained[ids] == 0)
-        return self._meeting(self.server, ids, t, self.store.read(ids), first)
+        return self._meeting(self.server, ids, t, self.store.read(ids), self.store.trained[ids] == 0)
 
-    def _meeting(self, server: Tree, ids: np.ndarray, t: int, rows: Tree, first: Tensor) -> Cohort:
-        index = torch.from_numpy(ids).to(self.task.data.device)
-        shared, parts = self.alg.download(self.task, server, index, t, self.key)
+    def _meeting(self, server: Tree, ids: np.ndarray, t: int, rows: Tree, first: np.ndarray) -> Cohort:
         info = make_info(self.everyone, self.seed, ids, t, first)
+        shared, parts = self.alg.download(self.task, server, info.id, t, self.key)
         seeds, run = np.full(len(ids), self.seed, dtype=object), np.full(len(ids), self.number)
-        return Cohort(ids, t, {**self.constants, **shared}, parts, rows["own"], rows["stats"], info, seeds, run)
+        down, scored = {**self.constants, **shared}, np.ones(len(ids), bool)
+        return Cohort(ids, t, down, parts, rows["own"], rows["stats"], info, seeds, run, scored)
 
     @torch.no_grad()
     def advance(self, evaluate: bool = True, cohort: np.ndarray | None = None) -> Round:
@@ -194,7 +191,7 @@ class Rounds:
             stats.append(kept)
         sound = np.concatenate([whose for whose, _ in stats])
         if self.first_stats and len(sound):  # for whoever has none: a global model without a client, a newcomer
-            n = torch.from_numpy(self.task.data.splits["train"].sizes[sound]).to(self.task.data.device)
+            n = onto(self.task.data.device, self.task.data.splits["train"].sizes[sound])
             self.server_stats = mean(tree_map(lambda *rows: torch.cat(rows), *(kept for _, kept in stats)), n)
         reports = {name: np.concatenate([one[name] for one in told]) for name in told[0] if told[0][name].ndim}
         server_report = {name: float(value) for name, value in told[-1].items() if not value.ndim}
@@ -211,47 +208,50 @@ class Rounds:
     def _train(self, ids: np.ndarray, t: int, splits: tuple[str, ...]) -> Steps:
         """Bytes sent down and up, the numbers that clients and server report, and the running statistics of those who
         did not diverge."""
-        cohort = self._cohort(ids, t)
+        at = np.minimum(np.searchsorted(self.evaluated, ids), len(self.evaluated) - 1)
+        scored = self.evaluated[at] == ids
+        cohort = replace(self._cohort(ids, t), scored=scored)
         done = yield Request("train", cohort, splits)
         self.store.write(ids, {"own": done.own, "stats": done.stats})
-        self._remember(ids, done.scores)
-        sound = self._sound(done.up, ids, t)
+        # here, and nowhere else in a round without evaluation, it waits for the device
+        finite, scores, report = fetch((self._finite(done.up, len(ids)), _double(done.scores), _double(done.report)))
+        self._remember(at[scored], {split: found[scored] for split, found in scores.items()})
+        self._warn(ids[~finite], t)
         up, info, kept = done.up, cohort.info, done.stats
-        if len(sound) < len(ids):
-            up, info, kept = take((up, info, kept), sound)
-        if len(sound):
+        if not finite.all():
+            up, info, kept = take((up, info, kept), onto(self.task.data.device, np.flatnonzero(finite)))
+        if finite.any():
             server = self.alg.aggregate(self.task, self.server, up, info, t, self.key)
             self.server = tree_map(lambda v: v.contiguous(), server)  # a resumed run has no other layout either
         common = size_bytes(cohort.shared) - size_bytes(self.constants)
-        report = {**done.report, **self.alg.report_server(self.task, self.server, cohort.info)}
-        numbers = {name: value.double().cpu().numpy() for name, value in report.items()}
+        told = {**report, **fetch(_double(self.alg.report_server(self.task, self.server, cohort.info)))}
         down = common * len(ids) + self.alg.size_of_parts(cohort.parts)
-        return down, size_bytes(done.up), numbers, (ids[sound.cpu().numpy()], kept)
+        return down, size_bytes(done.up), told, (ids[finite], kept)
 
-    def _sound(self, up: Tree, ids: np.ndarray, t: int) -> Tensor:
+    def _finite(self, up: Tree, clients: int) -> Tensor:
         """Which rows of an upload the server uses: a client that diverged must not spoil it for all others."""
-        everyone = torch.arange(len(ids), device=self.task.data.device)
-        parts = [v.reshape(len(ids), -1).isfinite().all(1) for v in leaves(up) if v.is_floating_point()]
+        parts = [v.reshape(clients, -1) for v in leaves(up) if v.is_floating_point() and v.numel()]
         if self.alg.takes_diverged or not parts:
-            return everyone
-        sound = torch.stack(parts).all(0)
-        for i in ids[~sound.cpu().numpy()].tolist():
+            return torch.ones(clients, dtype=torch.bool, device=self.task.data.device)
+        ends = [end for rows in parts for end in (rows.amin(1).double(), rows.amax(1).double())]  # NaN is both
+        return torch.stack(ends).isfinite().all(0)
+
+    def _warn(self, diverged: np.ndarray, t: int) -> None:
+        for i in diverged.tolist():
             if i not in self.diverged:  # once is enough
                 log.warning(
                     "Client %d diverged in round %d%s: what it sends is left out while it is no number.",
                     i, t + 1, self.label,
                 )  # fmt: skip
             self.diverged.add(i)
-        return everyone[sound]
 
-    def _remember(self, ids: np.ndarray, scores: Scores) -> None:
-        """PM_post stays what it was until the client trains again, and so do its scores."""
-        at = np.minimum(np.searchsorted(self.evaluated, ids), len(self.evaluated) - 1)
-        here = self.evaluated[at] == ids
+    def _remember(self, at: np.ndarray, scores: dict[str, np.ndarray]) -> None:
+        """PM_post stays what it was until the client trains again, and so do its scores; `at` are places among those
+        who are evaluated."""
         for split, found in scores.items():
             if split not in self.post:
                 self.post[split] = np.full((len(self.evaluated), 3), np.nan)
-            self.post[split][at[here]] = found.double().cpu().numpy()[here]
+            self.post[split][at] = found
 
     @torch.no_grad()
     def evaluate(self) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray | None]:
@@ -263,22 +263,22 @@ class Rounds:
         scored = []
         for block in self._blocks(self.evaluated, self._cohort(self.evaluated[:1], self.t)):
             scored.append((yield from self._evaluate(block, params)))
-        found = tree_map(lambda *rows: np.concatenate(rows), *scored)
+        found, server = fetch((tree_map(lambda *rows: torch.cat(rows), *scored), self._score_server(params)))
         # a client that never trained has no PM_post: it is served by what it would start from
         if self.post:
             found["post"] = {s: np.where(np.isnan(rows), found["pre"][s], rows) for s, rows in self.post.items()}
-        return found, self._score_server(params)
+        return found, server
 
     def _evaluate(self, ids: np.ndarray, params: Params | None) -> Steps:
         cohort = self._cohort(ids, self.t)
-        found: dict[str, dict[str, np.ndarray]] = {}
+        found: dict[str, Scores] = {}
         if params is not None:
             splits = ("train", "val", "test") if self.alg.pre_is_global else ("val", "test")
-            found["global"] = _numpy((yield Request("score_global", cohort, splits, params)))
+            found["global"] = _double((yield Request("score_global", cohort, splits, params)))
         if self.alg.pre_is_global:
             found["pre"] = found["global"]
         else:
-            found["pre"] = _numpy((yield Request("score_personal", cohort, ("train", "val", "test"))))
+            found["pre"] = _double((yield Request("score_personal", cohort, ("train", "val", "test"))))
         return found
 
     @torch.no_grad()
@@ -293,7 +293,7 @@ class Rounds:
         found = []
         for block in self._blocks(self.unseen, self._newcomers(server, self.unseen[:1])):
             found.append((yield from self._join(server, block)))
-        return _numpy({view: torch.cat([one[view] for one in found]) for view in found[0]})
+        return fetch(_double({view: torch.cat([one[view] for one in found]) for view in found[0]}))
 
     def _join(self, server: Tree, ids: np.ndarray) -> Steps:
         cohort = self._newcomers(server, ids)
@@ -302,14 +302,14 @@ class Rounds:
         for _ in range(self.join_rounds - 1):
             server = self.alg.welcome(self.task, server, done.up, cohort.info, cohort.t, self.key)
             rows = {"own": done.own, "stats": done.stats}
-            cohort = self._meeting(server, ids, cohort.t + 1, rows, torch.zeros(len(ids), dtype=torch.bool))
+            cohort = self._meeting(server, ids, cohort.t + 1, rows, np.zeros(len(ids), bool))
             done = yield Request("train", cohort, ("test",), newcomers=True)
         return {**found, "joined": done.scores["test"]}
 
     def _newcomers(self, server: Tree, ids: np.ndarray) -> Cohort:
-        who = torch.from_numpy(ids).to(self.task.data.device)
+        who = onto(self.task.data.device, ids)
         rows = {"own": self._fresh_own(who), "stats": _repeated(self.server_stats, len(ids))}
-        return self._meeting(server, ids, self.t, rows, torch.ones(len(ids), dtype=torch.bool))
+        return self._meeting(server, ids, self.t, rows, np.ones(len(ids), bool))
 
     def _admitted(self) -> Tree:
         n, data = self.task.clients, self.everyone.data
@@ -330,18 +330,18 @@ class Rounds:
         some = min(EVAL_CLIENTS, EVAL_BYTES // max(1, size_bytes((one.parts, one.own, one.stats)))) // self.companions
         return np.array_split(ids, -(-len(ids) // max(1, some)))
 
-    def _score_server(self, params: Tree | None) -> np.ndarray | None:
+    def _score_server(self, params: Tree | None) -> Tensor | None:
         found = self.alg.score_server(self.task, self.server, self.server_stats, self.key)
         rows = self.alg.server_test(self.task)
         if found is None and params is not None and rows is not None:
             slot = global_slot(self.alg, self.task, params, self.server_stats)
             found = score_client(self.task, lambda x: self.task.predict(slot, x).logits, rows)
-        return None if found is None else found.double().cpu().numpy()
+        return None if found is None else found.double()
 
 
 def _repeated(tree: Tree, rows: int) -> Tree:
     return tree_map(lambda v: v.repeat(rows, *[1] * v.dim()), tree)
 
 
-def _numpy(scores: Scores) -> dict[str, np.ndarray]:
-    return {split: found.double().cpu().numpy() for split, found in scores.items()}
+def _double(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.double() for name, value in numbers.items()}

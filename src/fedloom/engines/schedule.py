@@ -14,6 +14,7 @@ from fedloom.core.contract import Batch, Draw, Phase
 from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, permutations, roots
 from fedloom.core.task import Task
+from fedloom.core.transfer import onto
 
 AHEAD = 256  # steps of one client that are worked out at once
 
@@ -46,7 +47,7 @@ class Schedule:
     def rows(self, order: np.ndarray) -> Schedule:
         """The same for the clients in another order."""
         steps, per_epoch, n, offset = (v[order] for v in (self.steps, self.per_epoch, self.n, self.offset))
-        noise = self.noise[torch.from_numpy(order).to(self.noise.device)]
+        noise = self.noise[onto(self.noise.device, order)]
         return replace(self, steps=steps, per_epoch=per_epoch, n=n, offset=offset, noise=noise)
 
     def locate(self, clients: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -80,8 +81,7 @@ class Schedule:
         device = task.data.device
         # padding is the client's own first sample, so that what one client's data holds reaches no other; one transfer
         first = np.broadcast_to(np.minimum(self.offset[clients], len(self.order) - 1), start.shape)
-        table = torch.from_numpy(np.stack([start, count, epoch, j, cut, first])).to(device)
-        starts, counts, epochs, js, cuts, firsts = table.unbind(0)
+        starts, counts, epochs, js, cuts, firsts = onto(device, np.stack([start, count, epoch, j, cut, first])).unbind()
         b = torch.arange(self.batch, device=device)
         if self.group == 1:
             inside = b.expand(*starts.shape, self.batch)
@@ -94,9 +94,9 @@ class Schedule:
             rows = torch.where(valid, starts[..., None, None] + inside, firsts[..., None, None])
         rows = self.order[rows]
         epochs = epochs + self.first_epoch
-        per_epoch = torch.from_numpy(self.per_epoch[clients]).to(device)
-        steps = torch.from_numpy(k).to(device)[:, None] + self.first_epoch * per_epoch
-        key = fold(self.noise[torch.from_numpy(clients).to(device)], epochs, js)
+        who, per_epoch = onto(device, np.stack([clients, self.per_epoch[clients]])).unbind()
+        steps = onto(device, k)[:, None] + self.first_epoch * per_epoch
+        key = fold(self.noise[who], epochs, js)
         return Window(rows, valid.to(task.dtype), steps, epochs, js == per_epoch - 1, key)
 
 
@@ -161,25 +161,29 @@ def build(
         epochs = -(-steps // np.maximum(per_epoch, 1))
     client = np.repeat(np.arange(len(ids)), epochs)  # segments: a client's epochs one after another
     epoch = np.arange(len(client)) - np.repeat(np.cumsum(epochs) - epochs, epochs) + first_epoch
-    sizes = torch.from_numpy(n[client]).to(device)
-    who = torch.from_numpy(ids).to(device)
-    if phase.shuffle:
-        keys = fold(roots(seeds, "batch", device), who, t)[torch.from_numpy(client).to(device)]
-        keys = fold(keys, torch.from_numpy(epoch).to(device))
-        position = permutations(keys, sizes)
-    else:
-        position = torch.arange(int(sizes.sum()), device=device) - torch.repeat_interleave(
-            sizes.cumsum(0) - sizes, sizes
-        )
-    order = base[torch.repeat_interleave(torch.from_numpy(starts[client]).to(device), sizes) + position]
     visits = epochs * n
+    total = int(visits.sum())
+    # keys are worked out on the host: a client has a few, and an operation on so little costs a GPU more
+    host, who = torch.device("cpu"), torch.from_numpy(ids)
+    columns = [starts[client], n[client]]
+    if phase.shuffle:
+        keys = fold(roots(seeds, "batch", host), who, t)[torch.from_numpy(client)]
+        columns.append(fold(keys, torch.from_numpy(epoch)).numpy())
+    begins, sizes, *last = onto(device, np.stack(columns)).unbind()
+    first = torch.repeat_interleave(begins, sizes, output_size=total)
+    if phase.shuffle:
+        position = permutations(last[0], sizes, total)
+    else:
+        before = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes, output_size=total)
+        position = torch.arange(total, device=device) - before
+    order = base[first + position]
     return Schedule(
         steps=steps,
         per_epoch=per_epoch,
         n=n,
         offset=np.cumsum(visits) - visits,
         order=order if len(order) else torch.zeros(1, dtype=torch.int64, device=device),
-        noise=fold(roots(seeds, "noise", device), who, t),
+        noise=onto(device, fold(roots(seeds, "noise", host), who, t)),
         batch=phase.batch or task.batch_size,
         group=phase.group,
         first_epoch=first_epoch,
@@ -200,4 +204,4 @@ def _selected(
     chosen = [np.asarray(phase.select(int(train.sizes[draw.i]), draw), dtype=np.int64) for draw in draws]
     sizes = np.array([len(c) for c in chosen], dtype=np.int64)
     positions = np.concatenate([train.starts[i] + c for i, c in zip(ids, chosen, strict=True)])
-    return train.flat[torch.from_numpy(positions).to(train.flat.device)], np.cumsum(sizes) - sizes, sizes
+    return train.flat[onto(train.flat.device, positions)], np.cumsum(sizes) - sizes, sizes

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from torch import Tensor
 from fedloom.core.autodiff import vmap
 from fedloom.core.contract import Algorithm, Info, Phase, Slot
 from fedloom.core.errors import UserError
+from fedloom.core.federation import Ragged
 from fedloom.core.memory import free_memory, let_go, out_of_memory
 from fedloom.core.network import Params
 from fedloom.core.task import Task
+from fedloom.core.transfer import onto
 from fedloom.core.tree import Tree, take, tree_flatten, tree_map, tree_unflatten
 from fedloom.engines import schedule
 from fedloom.engines.cohort import (
@@ -38,6 +40,7 @@ from fedloom.engines.cohort import (
     score_client,
 )
 from fedloom.engines.plan import Plan
+from fedloom.engines.recent import Recent
 from fedloom.engines.runners import Captured, Functional, Runner, StackedStep, flat_rest
 from fedloom.engines.schedule import Ahead, Schedule
 from fedloom.kernels.convolution import convolutions
@@ -45,8 +48,16 @@ from fedloom.kernels.convolution import convolutions
 log = logging.getLogger("fedloom")
 
 WINDOW = 1 << 20  # batch positions that are worked out ahead
+TABLES = 1 << 26  # bytes of tables of evaluation that are kept
 EVAL_ROWS = {"cpu": 1 << 12, "cuda": 1 << 15}  # samples per evaluation step over all clients
 Where = tuple[str, int]  # which phase: of training or of adaptation, and its index
+
+
+class Table(NamedTuple):
+    """Samples that models score in one step, padded, a row per model."""
+
+    rows: Tensor
+    mask: Tensor
 
 
 class Stacked:
@@ -55,6 +66,7 @@ class Stacked:
         self.population = task  # has the clients' samples; `task` is what the method sees
         self.phases = {"train": alg.phases(task), "adapt": alg.adapt(task)}
         self.runners: dict[tuple[Where, int], Runner] = {}  # by phase and size of chunks
+        self.tables: Recent[list[Table]] = Recent(TABLES)  # by lists of samples, clients and width
         self.pool = torch.cuda.graph_pool_handle() if plan.replay == "captured" else None
 
     def serving(self, population: Task) -> Stacked:
@@ -73,7 +85,8 @@ class Stacked:
     @torch.no_grad()
     def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
         if not cohort.stats:
-            return {split: self._score_shared(params, cohort, split) for split in splits}
+            found = {split: self._score_shared(params, cohort, split) for split in splits}  # first all, then wait
+            return {split: self._sums(found[split], split, cohort) for split in splits}
 
         def predict(stats: Tree, x: Tensor) -> Tensor:
             return self.task.predict(global_slot(self.alg, self.task, params, stats), x).logits
@@ -113,7 +126,7 @@ class Stacked:
         if pieces == 1 and not cohort.by_run and np.array_equal(groups[0], np.arange(len(cohort))):
             return job(cohort)
         done = [job(cohort.rows(group)) for group in groups]
-        back = torch.from_numpy(np.argsort(np.concatenate(groups))).to(self.task.data.device)
+        back = onto(self.task.data.device, np.argsort(np.concatenate(groups)))
         return tree_map(lambda *rows: torch.cat(rows)[back], *done)
 
     # -- training -----------------------------------------------------------------------------------------------
@@ -123,9 +136,20 @@ class Stacked:
         for index, phase in enumerate(self.phases["train"]):
             work = self.run_phase(("train", index), phase, work, cohort)
         own, up = self.finish(work, cohort)
-        model = self.trained(work, cohort) if splits else None
-        scores = {s: self._score(model, cohort, s, self._logits) for s in splits}
+        scores = self._score_trained(work, cohort, splits)
         return Outcome(own, up, keep_stats(work), self.report(work, cohort), scores)
+
+    def _score_trained(self, work: Tree, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+        """Scores of PM_post, for those clients for whom anybody asks."""
+        some, device = np.flatnonzero(cohort.scored), self.task.data.device
+        nothing = torch.full((len(cohort), 3), torch.nan, dtype=self.task.dtype, device=device)
+        if not splits or not len(some):
+            return dict.fromkeys(splits, nothing)
+        index = onto(device, some)
+        if len(some) < len(cohort):
+            work, cohort = take(work, index), cohort.rows(some)
+        model = self.trained(work, cohort)
+        return {s: nothing.index_copy(0, index, self._score(model, cohort, s, self._logits)) for s in splits}
 
     def _score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
         work = self.begin(cohort)
@@ -180,7 +204,7 @@ class Stacked:
         epoch, going = 0, epochs > 0
         while going.any():
             some = np.flatnonzero(going)
-            index = torch.from_numpy(some).to(task.data.device)
+            index = onto(task.data.device, some)
             few = cohort.rows(some)
             timetable = self._schedule(phase, few, np.ones_like(some), epoch)
             rows = self._run(where, phase, take(work, index), few, timetable)
@@ -198,7 +222,7 @@ class Stacked:
     def _run(self, where: Where, phase: Phase, work: Tree, cohort: Cohort, timetable: Schedule) -> Tree:
         order = np.argsort(-timetable.steps, kind="stable")
         if not np.array_equal(order, np.arange(len(order))):
-            index = torch.from_numpy(order).to(self.task.data.device)
+            index = onto(self.task.data.device, order)
             done = self._run(where, phase, take(work, index), cohort.rows(order), timetable.rows(order))
             return take(done, torch.argsort(index))
         steps = timetable.steps
@@ -247,42 +271,48 @@ class Stacked:
         if self.plan.scoring == "per-client":
             each = ((take(models, j), lists[int(i)]) for j, i in enumerate(cohort.ids))
             return torch.stack([score_client(self.task, partial(predict, model), rows) for model, rows in each])
-        sizes, starts = lists.sizes[cohort.ids], lists.starts[cohort.ids]
-        total = torch.zeros(len(cohort), 3, dtype=self.task.dtype, device=data.device)
-        longest = int(sizes.max(initial=0))
         most = max(8 * len(cohort), EVAL_ROWS[data.device.type])
-        width = min(longest, max(1, eval_rows(self.task, most) // len(cohort)))
+        width = max(1, eval_rows(self.task, most) // len(cohort))
+        total = torch.zeros(len(cohort), 3, dtype=self.task.dtype, device=data.device)
 
         def one(model: Any, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
             return self.task.score(predict(model, x), y, mask).sum(0)
 
-        for low in range(0, longest, max(1, width)):
-            prefix = int(np.flatnonzero(sizes > low)[-1]) + 1
-            at = low + np.arange(width)
-            valid = at < sizes[:prefix, None]
-            own = np.minimum(starts[:prefix, None], len(lists.flat) - 1)  # padding stays within a client's samples
-            rows = lists.flat[torch.from_numpy(np.where(valid, own + at, own)).to(data.device)]
-            mask = torch.from_numpy(valid).to(data.device, self.task.dtype)
+        key = lists, cohort.ids.tobytes(), width
+        for rows, mask in self.tables.get(key, lambda: self._tables(lists, cohort.ids, width)):
             with convolutions(self.plan.convolutions):
-                some = vmap(one)(take(models, slice(prefix)), data.prepare(data.x[rows]), data.y[rows], mask)
-            total[:prefix] += some
+                some = vmap(one)(take(models, slice(len(rows))), data.prepare(data.x[rows]), data.y[rows], mask)
+            total[: len(rows)] += some
         return total
 
+    def _tables(self, lists: Ragged, ids: np.ndarray, width: int) -> list[Table]:
+        """All samples of these clients, at most `width` of each at a time."""
+        device, sizes = lists.flat.device, lists.sizes[ids]
+        longest, found = int(sizes.max(initial=0)), []
+        own = np.minimum(lists.starts[ids], len(lists.flat) - 1)[:, None]  # padding stays within a client's samples
+        for low in range(0, longest, width):
+            prefix = int(np.flatnonzero(sizes > low)[-1]) + 1
+            at = low + np.arange(min(width, longest))
+            valid = at < sizes[:prefix, None]
+            rows = lists.flat[onto(device, np.where(valid, own[:prefix] + at, own[:prefix]))]
+            found.append(Table(rows, onto(device, valid).to(self.task.dtype)))
+        return found
+
     def _score_shared(self, params: Params, cohort: Cohort, split: str) -> Tensor:
-        """Scores of one model on every client's samples: no padding, one pass over all of them."""
+        """Scores of one model on every client's samples, a row for each: no padding, one pass over all of them."""
         data, slot = self.population.data, Slot(params, {}, {})
         lists = data.splits[split]
-        rows = torch.cat([lists[int(i)] for i in cohort.ids])
-        found = []
-        for some in torch.split(rows, eval_batch(self.task, EVAL_ROWS[data.device.type] // 4)):
+        found = [torch.zeros(0, 3, dtype=self.task.dtype, device=data.device)]
+        rows, most = lists.joined(cohort.ids), eval_batch(self.task, EVAL_ROWS[data.device.type] // 4)
+        for some in torch.split(rows, most) if len(rows) else ():
             logits = self.task.predict(slot, data.samples(some)).logits
             everyone = torch.ones(len(some), dtype=self.task.dtype, device=data.device)
             found.append(self.task.score(logits, data.y[some], everyone))
-        if not found:
-            return torch.zeros(len(cohort), 3, dtype=self.task.dtype, device=data.device)
-        lengths = torch.from_numpy(lists.sizes[cohort.ids])
-        sums = torch.segment_reduce(torch.cat(found).double().cpu(), "sum", lengths=lengths, initial=0)
-        return sums.to(data.device, self.task.dtype)
+        return torch.cat(found)
+
+    def _sums(self, scores: Tensor, split: str, cohort: Cohort) -> Tensor:
+        lengths = torch.from_numpy(self.population.data.splits[split].sizes[cohort.ids])
+        return torch.segment_reduce(scores.cpu().double(), "sum", lengths=lengths, initial=0).to(self.task.dtype)
 
 
 def _solid(tree: Tree) -> Tree:

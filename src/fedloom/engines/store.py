@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedloom.core.errors import UserError, told
 from fedloom.core.memory import free_memory
+from fedloom.core.transfer import onto
 from fedloom.core.tree import Tree, leaves, size_bytes, tree_flatten, tree_map, tree_unflatten
 
 log = logging.getLogger("fedloom")
@@ -39,6 +40,7 @@ class Store(ABC):
     def __init__(self, fresh: Fresh, clients: int) -> None:
         self.fresh = fresh
         self.like: Tree = tree_map(lambda v: v[0], fresh(np.zeros(1, np.int64)))  # one row
+        self.device = next((v.device for v in leaves(self.like)), torch.device("cpu"))
         self.trained = np.zeros(clients, dtype=np.int64)  # participations so far
 
     def __len__(self) -> int:
@@ -46,12 +48,12 @@ class Store(ABC):
 
     def read(self, ids: np.ndarray) -> Tree:
         known = self.trained[ids] > 0
-        if known.all():
+        if known.all() or not leaves(self.like):  # a method that keeps nothing
             return self._read(ids)
         rows = self.fresh(ids)
         if known.any():
-            at = torch.from_numpy(np.flatnonzero(known))
-            rows = tree_map(lambda a, b: a.index_copy(0, at.to(a.device), b), rows, self._read(ids[known]))
+            at = onto(self.device, np.flatnonzero(known))
+            rows = tree_map(lambda a, b: a.index_copy(0, at, b), rows, self._read(ids[known]))
         return rows
 
     def everyone(self) -> Tree:
@@ -115,11 +117,12 @@ class MemoryStore(Store):
         self.rows: Tree = tree_map(lambda v: _room(v, clients), self.like)
 
     def _read(self, ids: np.ndarray) -> Tree:
-        return tree_map(lambda v: v[torch.from_numpy(ids).to(v.device)], self.rows)
+        at = onto(self.device, ids)
+        return tree_map(lambda v: v[at], self.rows)
 
     def _write(self, ids: np.ndarray, rows: Tree) -> None:
-        at = torch.from_numpy(ids)
-        tree_map(lambda mine, new: mine.index_copy_(0, at.to(mine.device), new.to(mine.device)), self.rows, rows)
+        at = onto(self.device, ids)
+        tree_map(lambda mine, new: mine.index_copy_(0, at, new.to(self.device)), self.rows, rows)
 
     def _changed(self) -> tuple[np.ndarray, Tree]:
         ids = np.flatnonzero(self.trained)
@@ -152,14 +155,13 @@ class DiskStore(Store):
             folder.mkdir(parents=True, exist_ok=True)
         flat, self.spec = tree_flatten(self.like)
         self.files = [_RowFile(folder / f"{j:03d}.npy", clients, v) for j, v in enumerate(flat)]
-        self.devices = [v.device for v in flat]
         self.pending, self.current = _Overlay(clients, flat), _Overlay(clients, flat)
 
     def _read(self, ids: np.ndarray) -> Tree:
         found = [torch.from_numpy(file.read(ids)) for file in self.files]
         for overlay in (self.pending, self.current):
             overlay.lay_over(ids, found)
-        return tree_unflatten([v.to(d) for v, d in zip(found, self.devices, strict=True)], self.spec)
+        return tree_unflatten([onto(self.device, v) for v in found], self.spec)
 
     def _write(self, ids: np.ndarray, rows: Tree) -> None:
         self.current.write(ids, [v.cpu() for v in leaves(rows)])

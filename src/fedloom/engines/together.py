@@ -102,9 +102,11 @@ class Together:
         parts, own, stats, info = (
             joined(*(getattr(cohort, name) for cohort in cohorts)) for name in ("parts", "own", "stats", "info")
         )
-        ids, seeds, run = (np.concatenate([getattr(c, name) for c in cohorts]) for name in ("ids", "seeds", "run"))
+        ids, seeds, run, scored = (
+            np.concatenate([getattr(c, name) for c in cohorts]) for name in ("ids", "seeds", "run", "scored")
+        )
         by_run = {number: {**c.shared, **self.values[number]} for c in cohorts for number in (int(c.run[0]),)}
-        return Cohort(ids, cohorts[0].t, {}, parts, own, stats, info, seeds, run, by_run)
+        return Cohort(ids, cohorts[0].t, {}, parts, own, stats, info, seeds, run, scored, by_run)
 
 
 def _values(run: Rounds, names: Sequence[Name]) -> Tree:

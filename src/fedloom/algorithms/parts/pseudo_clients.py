@@ -12,6 +12,7 @@ from torch import Tensor
 from fedloom.core.contract import Batch, Slot
 from fedloom.core.keys import Key, fold, permutations, rng, stream
 from fedloom.core.task import Task
+from fedloom.core.transfer import onto
 
 SAMPLES = 512  # tested at once
 Step = Callable[[Slot, Batch], Slot]
@@ -25,7 +26,7 @@ def scores(task: Task, w: Slot, step: Step, epochs: int, count: int, share: floa
     if rows is None or not count:
         return None
     order = rng("partition", 0, stream("pseudo-clients")).permutation(len(rows))  # the same for all seeds
-    parts = rows[torch.from_numpy(order).to(rows.device)].split(len(rows) // count)[:count]
+    parts = rows[onto(rows.device, order)].split(len(rows) // count)[:count]
     found = torch.zeros(3, dtype=task.dtype, device=rows.device)
     for j, part in enumerate(parts):
         cut = max(1, math.floor(share * len(part) + 1e-9))
@@ -41,7 +42,7 @@ def _adapted(task: Task, w: Slot, step: Step, epochs: int, rows: Tensor, key: Ke
     k = 0
     for e in range(epochs):
         draw = zero + fold(key, e)
-        batches = rows[permutations(draw[None], zero[None] + len(rows))].split(task.batch_size)
+        batches = rows[permutations(draw[None], zero[None] + len(rows), len(rows))].split(task.batch_size)
         for j, some in enumerate(batches):
             if len(some) > 1 or not task.network.buffers:  # BatchNorm has no statistics of one sample
                 last = zero + (j + 1) == len(batches)
