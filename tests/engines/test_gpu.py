@@ -9,7 +9,7 @@ from helpers import assert_same, make_task, method, model_task, play
 
 from fedloom.core.transfer import fetch
 from fedloom.core.tree import leaves
-from fedloom.engines import rounds
+from fedloom.engines import replayed, rounds
 from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
 from fedloom.kernels import products
@@ -102,9 +102,11 @@ def test_a_gpu_that_is_too_small_gets_fewer_clients_at_once(caplog):
         torch.testing.assert_close(found.server["w"][name], value, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("after", [0, 100], ids=["traced", "called"])
 @pytest.mark.parametrize("alg", ["fedavg", "ditto", "scaffold", "gpfl", "fedala"])
-def test_a_round_waits_for_the_device_where_it_fetches_results_and_nowhere_else(alg, monkeypatch):
+def test_a_round_waits_for_the_device_where_it_fetches_results_and_nowhere_else(alg, after, monkeypatch):
     """Half of eight clients train in a round, so some come for the first time, and some are not evaluated."""
+    monkeypatch.setattr(replayed, "AFTER", after)
     task = conv_task("cnn4", sizes=(8,) * 8, participation=0.5)
     plan = Plan("stacked", "captured", chunk=4, convolutions={})
     run = Rounds(method(alg), task, 0, plan=plan, evaluated=np.array([1, 2, 5]))

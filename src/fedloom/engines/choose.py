@@ -165,8 +165,8 @@ def rehearse(alg: Algorithm, task: Task, few: Cohort, ways: dict[str, Way] | Non
     most = 0
     for kind in ("adapt", "train"):
         work = start
-        for phase in stacked.phases[kind]:
-            work = stacked.enter(phase, work, few)
+        for index, phase in enumerate(stacked.phases[kind]):
+            work = stacked.enter((kind, index), phase, work, few)
             stacked.epochs(phase, work, few)
             if phase.until is not None:
                 vmap(phase.until)(work)
@@ -294,7 +294,7 @@ def _measure_stacked(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int,
     pieces = -(-len(cohort) // plan.chunk)
     found = []
     for kind, index, phase in _all_phases(alg, task):
-        work = executor.enter(phase, work if index else start, some)
+        work = executor.enter((kind, index), phase, work if index else start, some)
         timetable = _schedule(task, phase, some, _epochs(phase))
         steps = np.sort(timetable.steps)[::-1]
         if not steps[0]:

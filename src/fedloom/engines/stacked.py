@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ from fedloom.engines.cohort import (
 )
 from fedloom.engines.plan import Plan
 from fedloom.engines.recent import Recent
+from fedloom.engines.replayed import Replayed
 from fedloom.engines.runners import Captured, Functional, Runner, StackedStep, flat_rest
 from fedloom.engines.schedule import Ahead, Schedule
 from fedloom.kernels.convolution import convolutions
@@ -66,6 +67,7 @@ class Stacked:
         self.population = task  # has the clients' samples; `task` is what the method sees
         self.phases = {"train": alg.phases(task), "adapt": alg.adapt(task)}
         self.runners: dict[tuple[Where, int], Runner] = {}  # by phase and size of chunks
+        self.replayed = Replayed(plan.replay != "eager")
         self.tables: Recent[list[Table]] = Recent(TABLES)  # by lists of samples, clients and width
         self.pool = torch.cuda.graph_pool_handle() if plan.replay == "captured" else None
 
@@ -88,10 +90,13 @@ class Stacked:
             found = {split: self._score_shared(params, cohort, split) for split in splits}  # first all, then wait
             return {split: self._sums(found[split], split, cohort) for split in splits}
 
-        def predict(stats: Tree, x: Tensor) -> Tensor:
+        def predict(stats: Tree, params: Params, x: Tensor) -> Tensor:
             return self.task.predict(global_slot(self.alg, self.task, params, stats), x).logits
 
-        return self._in_chunks(cohort, lambda chunk: {s: self._score(chunk.stats, chunk, s, predict) for s in splits})
+        def job(chunk: Cohort) -> Scores:
+            return {s: self._score("global", chunk.stats, params, chunk, s, predict) for s in splits}
+
+        return self._in_chunks(cohort, job)
 
     def _in_chunks(self, cohort: Cohort, job: Callable[[Cohort], Any]) -> Any:
         while True:
@@ -106,6 +111,7 @@ class Stacked:
         """Half as many clients at once, after memory was not enough."""
         before = min(self.plan.chunk, clients)
         self.runners.clear()
+        self.replayed.clear()
         let_go()
         if before == 1:
             where = self.task.data.device
@@ -149,46 +155,52 @@ class Stacked:
         if len(some) < len(cohort):
             work, cohort = take(work, index), cohort.rows(some)
         model = self.trained(work, cohort)
-        return {s: nothing.index_copy(0, index, self._score(model, cohort, s, self._logits)) for s in splits}
+        return {s: nothing.index_copy(0, index, self._score_each(model, cohort, s)) for s in splits}
 
     def _score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
         work = self.begin(cohort)
         for index, phase in enumerate(self.phases["adapt"]):
             work = self.run_phase(("adapt", index), phase, work, cohort)
-        model = self._each(self.alg.model, cohort, work, cohort.info)
-        return {s: self._score(model, cohort, s, self._logits) for s in splits}
+        model = self._each("model", self.alg.model, cohort, work, cohort.info)
+        return {s: self._score_each(model, cohort, s) for s in splits}
 
     def begin(self, cohort: Cohort) -> Tree:
-        def one(parts: Tree, own: Tree, stats: Tree, info: Info) -> Tree:
-            return put_stats(self.alg.begin(self.task, {**cohort.shared, **parts}, own, info), stats)
+        def everyone(shared: Tree, *rows: Tree) -> Tree:
+            def one(parts: Tree, own: Tree, stats: Tree, info: Info) -> Tree:
+                return put_stats(self.alg.begin(self.task, {**shared, **parts}, own, info), stats)
 
-        return _solid(vmap(one)(cohort.parts, cohort.own, cohort.stats, cohort.info))
+            return _solid(vmap(one)(*rows))
 
-    def _each(self, f: Callable[..., Any], cohort: Cohort, work: Tree, *rest: Tree) -> Any:
+        return self.replayed("begin", everyone, cohort.shared, cohort.parts, cohort.own, cohort.stats, cohort.info)
+
+    def _each(self, name: Hashable, f: Callable[..., Any], cohort: Cohort, work: Tree, *rest: Tree) -> Any:
         """f(task, work, down, *rest) for every client."""
 
-        def one(work: Tree, parts: Tree, *rest: Tree) -> Any:
-            return f(self.task, work, {**cohort.shared, **parts}, *rest)
+        def everyone(shared: Tree, *rows: Tree) -> Any:
+            def one(work: Tree, parts: Tree, *rest: Tree) -> Any:
+                return f(self.task, work, {**shared, **parts}, *rest)
 
-        return _solid(vmap(one)(work, cohort.parts, *rest))
+            return _solid(vmap(one)(*rows))
+
+        return self.replayed(name, everyone, cohort.shared, work, cohort.parts, *rest)
 
     def report(self, work: Tree, cohort: Cohort) -> Tree:
         if type(self.alg).report is Algorithm.report:  # which says nothing
             return {}
-        return self._each(self.alg.report, cohort, work, cohort.info)
+        return self._each("report", self.alg.report, cohort, work, cohort.info)
 
     def finish(self, work: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
         """What is kept, and what is sent."""
-        own, up = self._each(self.alg.finish, cohort, work, cohort.own, cohort.info)
+        own, up = self._each("finish", self.alg.finish, cohort, work, cohort.own, cohort.info)
         return own, up
 
     def trained(self, work: Tree, cohort: Cohort) -> Any:
         """PM_post"""
         info = cohort.info._replace(first=torch.zeros_like(cohort.info.first))
-        return self._each(self.alg.model, cohort, work, info)
+        return self._each("model", self.alg.model, cohort, work, info)
 
-    def enter(self, phase: Phase, work: Tree, cohort: Cohort) -> Tree:
-        return work if phase.enter is None else self._each(phase.enter, cohort, work, cohort.info)
+    def enter(self, where: Where, phase: Phase, work: Tree, cohort: Cohort) -> Tree:
+        return work if phase.enter is None else self._each(where, phase.enter, cohort, work, cohort.info)
 
     def epochs(self, phase: Phase, work: Tree, cohort: Cohort) -> np.ndarray:
         decide = phase.epochs
@@ -197,7 +209,7 @@ class Stacked:
         return vmap(lambda work, info: decide(self.task, work, info))(work, cohort.info).long().cpu().numpy()
 
     def run_phase(self, where: Where, phase: Phase, work: Tree, cohort: Cohort) -> Tree:
-        task, work = self.task, self.enter(phase, work, cohort)
+        task, work = self.task, self.enter(where, phase, work, cohort)
         epochs = self.epochs(phase, work, cohort)
         if phase.until is None:
             return self._run(where, phase, work, cohort, self._schedule(phase, cohort, epochs))
@@ -261,28 +273,42 @@ class Stacked:
 
     # -- scores -------------------------------------------------------------------------------------------------
 
-    def _logits(self, model: Any, x: Tensor) -> Tensor:
-        return self.alg.logits(self.task, model, x)
+    def _score_each(self, models: Tree, cohort: Cohort, split: str) -> Tensor:
+        def predict(model: Any, _: Tree, x: Tensor) -> Tensor:
+            return self.alg.logits(self.task, model, x)
 
-    def _score(self, models: Tree, cohort: Cohort, split: str, predict: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        """Scores of stacked models, each on its client's samples."""
+        return self._score("personal", models, {}, cohort, split, predict)
+
+    def _score(
+        self,
+        name: str,
+        models: Tree,
+        shared: Tree,
+        cohort: Cohort,
+        split: str,
+        predict: Callable[[Any, Tree, Tensor], Tensor],
+    ) -> Tensor:
+        """Scores of stacked models, each on its client's samples; predict(model, shared, x) gives logits."""
         data = self.population.data
         lists = data.splits[split]
         if self.plan.scoring == "per-client":
             each = ((take(models, j), lists[int(i)]) for j, i in enumerate(cohort.ids))
-            return torch.stack([score_client(self.task, partial(predict, model), rows) for model, rows in each])
+            return torch.stack([score_client(self.task, partial(predict, model, shared), rows) for model, rows in each])
         most = max(8 * len(cohort), EVAL_ROWS[data.device.type])
         width = max(1, eval_rows(self.task, most) // len(cohort))
         total = torch.zeros(len(cohort), 3, dtype=self.task.dtype, device=data.device)
 
-        def one(model: Any, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-            return self.task.score(predict(model, x), y, mask).sum(0)
+        def everyone(shared: Tree, models: Tree, x: Tensor, y: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+            def one(model: Any, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+                return self.task.score(predict(model, shared, x), y, mask).sum(0)
+
+            with convolutions(self.plan.convolutions):
+                return vmap(one)(models, data.prepare(x[rows]), y[rows], mask)
 
         key = lists, cohort.ids.tobytes(), width
         for rows, mask in self.tables.get(key, lambda: self._tables(lists, cohort.ids, width)):
-            with convolutions(self.plan.convolutions):
-                some = vmap(one)(take(models, slice(len(rows))), data.prepare(data.x[rows]), data.y[rows], mask)
-            total[: len(rows)] += some
+            some = take(models, slice(len(rows)))
+            total[: len(rows)] += self.replayed(name, everyone, shared, some, data.x, data.y, rows, mask)
         return total
 
     def _tables(self, lists: Ragged, ids: np.ndarray, width: int) -> list[Table]:
