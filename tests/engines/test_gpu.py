@@ -103,7 +103,7 @@ def test_a_gpu_that_is_too_small_gets_fewer_clients_at_once(caplog):
 
 
 @pytest.mark.parametrize("after", [0, 100], ids=["traced", "called"])
-@pytest.mark.parametrize("alg", ["fedavg", "ditto", "scaffold", "gpfl", "fedala"])
+@pytest.mark.parametrize("alg", ["fedavg", "ditto", "scaffold", "gpfl", "fedrep", "mapper"])
 def test_a_round_waits_for_the_device_where_it_fetches_results_and_nowhere_else(alg, after, monkeypatch):
     """Half of eight clients train in a round, so some come for the first time, and some are not evaluated."""
     monkeypatch.setattr(replayed, "AFTER", after)
@@ -126,7 +126,7 @@ def test_a_round_waits_for_the_device_where_it_fetches_results_and_nowhere_else(
         for _ in range(5):
             run.advance(evaluate=False)
         with pytest.raises(RuntimeError, match="synchroniz"):  # so the mode is on
-            run.server["w"]["head.weight"].sum().item()
+            leaves(run.server)[0].sum().item()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len([found for found in fetched if found]) == 5

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import RAGGED, make_federation, make_task, method, methods, plan_id
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedloom.core.keys import rng
 from fedloom.core.network import Network
@@ -20,6 +21,7 @@ from fedloom.engines.reference import PerClient
 from fedloom.engines.rounds import Rounds
 from fedloom.engines.stacked import Stacked
 
+aten = torch.ops.aten
 EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
 
 
@@ -286,3 +288,35 @@ def test_what_was_used_last_is_kept_as_far_as_it_fits():
     for key in (1, 2, 3, 1, 4, 1, 2):
         assert get(key)[0][0] == key
     assert made == [1, 2, 3, 4, 2]  # 2 had to give way to 4
+
+
+class Asking(TorchDispatchMode):
+    """Notes operations that would make a program wait for a GPU: they ask for a value, or for a size made of values."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        masks = func.overloadpacket in (aten.index, aten.index_put) and any(
+            i is not None and i.dtype == torch.bool for i in args[1]
+        )
+        sizes = func.overloadpacket is aten.repeat_interleave and kwargs.get("output_size") is None
+        values = func.overloadpacket in (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal)
+        if masks or sizes or values:
+            self.found.add(str(func))
+        return func(*args, **kwargs)
+
+
+def test_a_round_asks_the_device_for_nothing_on_the_way():
+    """On a CPU, where copies that wait do not show; a GPU has a test of its own."""
+    task = make_task(RAGGED, norm=True, dropout=0.2, participation=0.5, epochs=2)
+    run = Rounds(method("ditto"), task, 0, plan=Plan("stacked", "eager", chunk=4), evaluated=np.array([1, 4, 8]))
+    with Asking() as asking:
+        for t in range(3):
+            run.advance(evaluate=t == 2)
+    assert asking.found == set()
+    with Asking() as asking:
+        task.data.x[task.data.x > 0].sum().item()
+    assert len(asking.found) == 2

@@ -16,7 +16,7 @@ from fedloom.engines.trace import trace
 
 log = logging.getLogger("fedloom")
 
-AFTER = 20  # calls with the same shapes, after which the next is traced: a trace costs as much as 100 calls
+AFTER = 50  # calls with the same shapes, after which the next is traced; a trace costs as much as it saves in 50 to 100
 PROGRAMS = 64  # at most
 SHAPES = 1 << 12  # that are counted
 

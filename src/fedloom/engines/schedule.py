@@ -39,7 +39,7 @@ class Schedule:
     n: np.ndarray  # samples per epoch
     offset: np.ndarray  # where a client's samples begin in `order`
     order: Tensor  # rows of the pool in the order of visits: client after client, epoch after epoch
-    noise: Tensor  # key per client for draws inside a step
+    noise: np.ndarray  # key per client for draws inside a step
     batch: int
     group: int
     first_epoch: int  # epochs that ran before this schedule (phases that stop by a condition run epoch by epoch)
@@ -47,8 +47,7 @@ class Schedule:
     def rows(self, order: np.ndarray) -> Schedule:
         """The same for the clients in another order."""
         steps, per_epoch, n, offset = (v[order] for v in (self.steps, self.per_epoch, self.n, self.offset))
-        noise = self.noise[onto(self.noise.device, order)]
-        return replace(self, steps=steps, per_epoch=per_epoch, n=n, offset=offset, noise=noise)
+        return replace(self, steps=steps, per_epoch=per_epoch, n=n, offset=offset, noise=self.noise[order])
 
     def locate(self, clients: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """start, count, epoch and index within the epoch of step k; arrays broadcast."""
@@ -78,10 +77,13 @@ class Schedule:
         """Batches of steps k for the clients, padded to full size. Rows beyond a client's last step are garbage."""
         start, count, epoch, j = self.locate(clients[None, :], k[:, None])
         cut = _cut(count, self.batch, self.group)
-        device = task.data.device
-        # padding is the client's own first sample, so that what one client's data holds reaches no other; one transfer
+        device, per_epoch, epoch = task.data.device, self.per_epoch[clients], epoch + self.first_epoch
+        steps = np.broadcast_to(k[:, None] + self.first_epoch * per_epoch, start.shape)
+        # padding is the client's own first sample, so that what one client's data holds reaches no other
         first = np.broadcast_to(np.minimum(self.offset[clients], len(self.order) - 1), start.shape)
-        starts, counts, epochs, js, cuts, firsts = onto(device, np.stack([start, count, epoch, j, cut, first])).unbind()
+        key = fold(torch.from_numpy(self.noise[clients]), torch.from_numpy(epoch), torch.from_numpy(j)).numpy()
+        table = np.stack([start, count, cut, first, steps, epoch, j == per_epoch - 1, key])  # one transfer
+        starts, counts, cuts, firsts, ks, epochs, last, keys = onto(device, table).unbind()
         b = torch.arange(self.batch, device=device)
         if self.group == 1:
             inside = b.expand(*starts.shape, self.batch)
@@ -92,12 +94,7 @@ class Schedule:
             inside = piece + b
             valid = (b < cuts[..., None, None]) & (inside < counts[..., None, None])
             rows = torch.where(valid, starts[..., None, None] + inside, firsts[..., None, None])
-        rows = self.order[rows]
-        epochs = epochs + self.first_epoch
-        who, per_epoch = onto(device, np.stack([clients, self.per_epoch[clients]])).unbind()
-        steps = onto(device, k)[:, None] + self.first_epoch * per_epoch
-        key = fold(self.noise[who], epochs, js)
-        return Window(rows, valid.to(task.dtype), steps, epochs, js == per_epoch - 1, key)
+        return Window(self.order[rows], valid.to(task.dtype), ks, epochs, last.bool(), keys)
 
 
 class Ahead:
@@ -183,7 +180,7 @@ def build(
         n=n,
         offset=np.cumsum(visits) - visits,
         order=order if len(order) else torch.zeros(1, dtype=torch.int64, device=device),
-        noise=onto(device, fold(roots(seeds, "noise", host), who, t)),
+        noise=fold(roots(seeds, "noise", host), who, t).numpy(),
         batch=phase.batch or task.batch_size,
         group=phase.group,
         first_epoch=first_epoch,
