@@ -18,7 +18,7 @@ from fedloom.core.transfer import onto
 from fedloom.core.tree import Tree, take, tree_map
 from fedloom.engines.workers import proceed
 
-EVAL_BATCH = {"cpu": 1 << 9, "cuda": 1 << 13}  # samples that one model scores at once
+EVAL_BATCH = {"cpu": 1 << 9, "cuda": 1 << 11}  # samples that one model scores at once
 EVAL_IMAGES = 128  # of images on a CPU: what layers give for more is new memory every time, which costs a quarter
 EVAL_LOGITS = 1 << 24  # at once; a language model has a logit for every position and word
 Scores = dict[str, Tensor]  # split -> (correct, summed loss, samples) per client
