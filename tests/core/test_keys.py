@@ -88,8 +88,9 @@ def test_folding_gives_the_same_for_integers_and_tensors_in_all_combinations():
 
 
 def test_folding_broadcasts_keys_over_ids():
-    found = fold(torch.tensor(KEYS)[:, None], torch.tensor(IDS))
-    assert found.tolist() == [[fold(k, i) for i in IDS] for k in KEYS]
+    for make in (torch.tensor, np.array):
+        found = fold(make(KEYS)[:, None], make(IDS))
+        assert found.tolist() == [[fold(k, i) for i in IDS] for k in KEYS]
 
 
 def test_folding_several_ids_is_folding_one_after_another():

@@ -40,7 +40,7 @@ def _mix_int(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def _mix(z: Tensor) -> Tensor:
+def _mix(z: Any) -> Any:
     # int64 has no logical shift: mask off the copies of the sign bit
     z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(_MIX1)
     z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(_MIX2)
@@ -52,8 +52,8 @@ def salt(i: int) -> int:
     return _signed(_mix_int((i + _GOLDEN) & _WORD))
 
 
-def fold(key: Any, *ids: int | Tensor) -> Any:
-    """A new key from a key and ids; tensors broadcast, and integers give the same value as tensors do."""
+def fold(key: Any, *ids: int | Tensor | np.ndarray) -> Any:
+    """A new key from a key and ids; tensors, or numpy's arrays, broadcast, and integers give the same value."""
     for i in ids:
         inner = salt(i) if isinstance(i, int) else _mix(i + _signed(_GOLDEN))
         mixed = key ^ inner

@@ -80,7 +80,7 @@ class Executor(Protocol):
 
 
 def make_info(task: Task, seed: int, ids: np.ndarray, t: int, first: np.ndarray) -> Info:
-    key = fold(root(seed, "client"), torch.from_numpy(ids), t).numpy()
+    key = fold(root(seed, "client"), ids, t)
     table = np.stack([ids, task.data.splits["train"].sizes[ids], np.full(len(ids), t), first, key])
     who, n, now, is_first, key = onto(task.data.device, table).unbind()
     return Info(who, n, task.data.counts(ids), now, is_first.bool(), key)

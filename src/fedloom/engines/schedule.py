@@ -81,7 +81,7 @@ class Schedule:
         steps = np.broadcast_to(k[:, None] + self.first_epoch * per_epoch, start.shape)
         # padding is the client's own first sample, so that what one client's data holds reaches no other
         first = np.broadcast_to(np.minimum(self.offset[clients], len(self.order) - 1), start.shape)
-        key = fold(torch.from_numpy(self.noise[clients]), torch.from_numpy(epoch), torch.from_numpy(j)).numpy()
+        key = fold(self.noise[clients], epoch, j)
         table = np.stack([start, count, cut, first, steps, epoch, j == per_epoch - 1, key])  # one transfer
         starts, counts, cuts, firsts, ks, epochs, last, keys = onto(device, table).unbind()
         b = torch.arange(self.batch, device=device)
@@ -161,11 +161,10 @@ def build(
     visits = epochs * n
     total = int(visits.sum())
     # keys are worked out on the host: a client has a few, and an operation on so little costs a GPU more
-    host, who = torch.device("cpu"), torch.from_numpy(ids)
-    columns = [starts[client], n[client]]
+    host, columns = torch.device("cpu"), [starts[client], n[client]]
     if phase.shuffle:
-        keys = fold(roots(seeds, "batch", host), who, t)[torch.from_numpy(client)]
-        columns.append(fold(keys, torch.from_numpy(epoch)).numpy())
+        keys = fold(roots(seeds, "batch", host).numpy(), ids, t)
+        columns.append(fold(keys[client], epoch))
     begins, sizes, *last = onto(device, np.stack(columns)).unbind()
     first = torch.repeat_interleave(begins, sizes, output_size=total)
     if phase.shuffle:
@@ -180,7 +179,7 @@ def build(
         n=n,
         offset=np.cumsum(visits) - visits,
         order=order if len(order) else torch.zeros(1, dtype=torch.int64, device=device),
-        noise=fold(roots(seeds, "noise", host), who, t).numpy(),
+        noise=fold(roots(seeds, "noise", host).numpy(), ids, t),
         batch=phase.batch or task.batch_size,
         group=phase.group,
         first_epoch=first_epoch,
