@@ -86,6 +86,16 @@ def test_a_layer_that_no_way_knows_is_torchs():
         assert not seen
 
 
+def test_what_kernels_cannot_count_is_left_to_torch():
+    def usual(samples, part="output"):
+        return Case(part, (samples, 64, 64, 64), (64, 64, 3, 3), (1, 1), (1, 1)).usual()
+
+    assert usual(2048) != "grouped"
+    assert usual(4096) == usual(4096, "input") == usual(4096, "weights") == "grouped"
+    patched = Case("output", (2048, 1, 64, 64), (8, 1, 15, 15), (1, 1), (7, 7))  # 225 of a patch, not 8 of an output
+    assert patched.usual() == "grouped"
+
+
 @pytest.mark.parametrize(("rounds", "expected"), [(1, 0), (1000, 5)])
 def test_ways_are_measured_where_a_run_is_long_enough(rounds, expected, monkeypatch):
     """Of two layers, of which the first needs no gradient to images, output, input and weights."""

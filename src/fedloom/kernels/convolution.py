@@ -23,6 +23,7 @@ from fedloom.kernels.clients import over_clients
 Pair = list[int]
 Backward = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
 Part = Literal["output", "input", "weights"]  # what is computed
+COUNTED = 1 << 30  # a client's numbers are fewer, so that kernels count them in 32 bits, borders included
 Way = str  # grouped, or sides and depth of tiles, warps and stages: "64 64 32 4 3"
 
 
@@ -59,8 +60,16 @@ class Case(NamedTuple):
         """So few channels that what the kernel sees at a place had better lie in one row."""
         return self.x[1] < 16 and math.prod(self.w[1:]) <= 256
 
+    @property
+    def largest(self) -> int:
+        """Numbers of the largest tensor that a kernel sees, but for borders."""
+        places = max(v[0] * math.prod(v[2:]) for v in (self.x, self.y))
+        return places * wide(max(self.w[0], math.prod(self.w[1:]) if self.narrow else self.w[1]))
+
     def usual(self) -> Way:
         """What is done if nobody measured."""
+        if self.largest >= COUNTED:
+            return "grouped"
         out, inner = self.w[:2]
         if self.part == "weights":
             return "32 32 64 4 3" if out <= 32 else "64 64 32 4 3" if inner < 64 else "64 128 32 4 3"
