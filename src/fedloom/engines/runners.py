@@ -15,6 +15,7 @@ from fedloom.core.contract import Batch, Info, Phase
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
 from fedloom.engines.cohort import Cohort
+from fedloom.engines.lanes import MOST_BYTES, Lanes, bytes_on_the_way
 from fedloom.engines.plan import Plan
 from fedloom.engines.schedule import Window
 from fedloom.engines.trace import join_updates, overwrite, passed_through, trace, used_inputs
@@ -186,6 +187,8 @@ class Captured:
             join_updates(program)
         get_ready(program)
         run: Callable[..., Any] = _compiled(program, inputs) if worthwhile else program
+        if not worthwhile and bytes_on_the_way(program.graph) <= MOST_BYTES:
+            run = Lanes(program)
         kept = [v.clone() for v in (self.at, *state)]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
