@@ -82,16 +82,24 @@ def _correlate(
     """y[b, o, p, q] = bias[o] + sum over (r, s, c) of x[b, p * stride + r - pad, ..., c] * w[o, r, s, c]."""
     client = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(O, BN)
-    m = (tl.program_id(0) // tiles) * BM + tl.arange(0, BM)
+    start = (tl.program_id(0) // tiles) * BM
+    m = start + tl.arange(0, BM)
     o = (tl.program_id(0) % tiles) * BN + tl.arange(0, BN)
-    q, p, b = m % Q, m // Q % P, m // (P * Q)
+    low, high = 0, R
+    if PAD_H > 1:  # the same rows of all images, of whose padding much is seen in one go and left out
+        many = M // P
+        q, p, b = m % Q, m // many, m // Q % (many // Q)
+        low = tl.maximum(0, PAD_H - (tl.minimum(start + BM, M) - 1) // many * STRIDE_H)
+        high = tl.minimum(R, H + PAD_H - start // many * STRIDE_H)
+    else:
+        q, p, b = m % Q, m // Q % P, m // (P * Q)
     top, left = p * STRIDE_H - PAD_H, q * STRIDE_W - PAD_W
     k = tl.arange(0, BK)
     x_at = x + client * x_n + (((b * H + top) * W + left) * C)[:, None] + k[None, :]
     w_at = w + client * w_n + (o * (R * S * C))[None, :] + k[:, None]
     total = tl.zeros((BM, BN), dtype=tl.float32)
     small = tl.zeros((BM, BN), dtype=tl.float32)
-    for step in range(R * S * (C // BK)):
+    for step in range(low * S * (C // BK), high * S * (C // BK)):
         tap, c = step // (C // BK), step % (C // BK) * BK
         r, s = tap // S, tap % S
         inside = m < M
