@@ -1,6 +1,7 @@
 """When memory is not enough for all clients at once, fewer are stacked, and the results are the same."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 from helpers import RAGGED, assert_same, make_task, method
 
 from fedloom.core.errors import UserError
-from fedloom.engines import choose
+from fedloom.core.federation import Federation
+from fedloom.engines import choose, cohort, stacked
 from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
 from fedloom.engines.runners import StackedStep
@@ -42,6 +44,41 @@ def test_fewer_clients_at_once_and_the_same_results(name, monkeypatch, caplog):
         "Out of memory with 12 clients at once: going on with 6.",
         "Out of memory with 6 clients at once: going on with 3.",
     ]
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedavg"])
+def test_fewer_samples_are_scored_at_once(name, monkeypatch, caplog):
+    """One client has more samples than memory has room for, so fewer clients are not enough: of all models at once
+    fewer samples are scored, whether they are the clients' or one for all."""
+    real = Federation.prepare
+
+    def limited(self, x):
+        if x.shape[:-1].numel() > 100:
+            raise FULL
+        return real(self, x)
+
+    monkeypatch.setattr(Federation, "prepare", limited)
+    monkeypatch.setattr(cohort, "EVAL_BATCH", {"cpu": 50})  # of the run that it is compared with
+    monkeypatch.setattr(stacked, "LEAST_ROWS", 32)
+    with caplog.at_level(logging.WARNING, "fedloom"):
+        assert_same(method(name), make_task((300, 5, 7)), Plan("stacked", "traced", chunk=3, shrink=0), 1e-9, rounds=2)
+    said = [r.getMessage() for r in caplog.records]
+    assert said[:2] == [
+        "Out of memory with 3 clients at once: going on with 2.",
+        "Out of memory with 2 clients at once: going on with 1.",
+    ]
+    rows = {"ditto": (512, 256, 128, 64), "fedavg": (512, 256)}[name]  # one model alone gets a quarter of it
+    assert said[2:] == [f"Out of memory with one client: going on with {n} samples scored at once." for n in rows]
+
+
+def test_the_plan_says_what_is_carried_out(monkeypatch):
+    """Also where memory was short for clients that are held out, whom a copy of the executor serves."""
+    task = make_task((20, 20, 20))
+    run = Rounds(method("fedavg"), task, 0, plan=Plan("stacked", "eager", chunk=3, runs=2, reason="so"))
+    before = run.plan
+    room_for(2, monkeypatch)
+    run.executor.serving(task).train(run.first_cohort(), ())
+    assert run.plan == replace(before, chunk=2, rows=2048)
 
 
 def test_the_plan_has_room(monkeypatch, caplog):

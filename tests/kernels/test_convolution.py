@@ -10,7 +10,7 @@ from helpers import assert_same, method, model_task
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from fedloom.core.network import Network
-from fedloom.engines import choose
+from fedloom.engines import choose, replayed, stacked
 from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
 from fedloom.kernels.convolution import Case, Convolution, _ToOutput, convolutions
@@ -73,6 +73,37 @@ def test_training_is_the_same_whichever_way(name, shape, way):
     task = model_task(name, shape, **options)
     plan = Plan("stacked", "eager", chunk=3, convolutions=Everywhere(way))
     assert_same(method("per-fedavg"), task, plan, 1e-9, rounds=1)
+
+
+@pytest.mark.parametrize("rows", [4, 8, 44, 400])  # in steps of 1, 2, 11 and all samples, which are 27
+def test_one_model_scores_everybodys_samples_in_blocks(rows, monkeypatch):
+    """With own convolutions, from traces after the first step, and without the samples that fill up the last block."""
+    monkeypatch.setattr(replayed, "AFTER", 1)
+    monkeypatch.setattr(stacked, "BLOCK", 4)
+    task, found, seen = model_task("cnn4", (1, 16, 16)), [], {}
+    for plan in (Plan("per-client"), Plan("stacked", "traced", chunk=4, rows=rows, convolutions={})):
+        run = Rounds(method("fedavg"), task, 0, plan=plan)
+        with convolutions(None, seen):
+            found += [run.executor.score_global(run.server["w"], run.first_cohort(), ("train", "val", "test"))]
+            found += [run.executor.score_global(run.server["w"], run.first_cohort(), ("train", "val"))]
+    for split in ("train", "val"):
+        for other in found[1:]:
+            torch.testing.assert_close(other[split], found[0][split], rtol=1e-9, atol=1e-9)
+    assert found[0]["train"][:, 2].tolist() == [5, 1, 9, 12]
+    torch.testing.assert_close(found[2]["test"], found[0]["test"], rtol=1e-9, atol=1e-9)
+    assert {case.part for case in seen.values()} == {"output"}
+    assert max(case.x[0] for case in seen.values()) == min(4, -(-27 // -(-27 // (rows // 4))))
+    assert any(key[0] == "shared" for key in run.executor.replayed.programs)
+
+
+def test_what_kernels_cannot_count_is_left_to_torch():
+    def usual(samples, part="output"):
+        return Case(part, (samples, 64, 64, 64), (64, 64, 3, 3), (1, 1), (1, 1)).usual()
+
+    assert usual(2048) != "grouped"
+    assert usual(4096) == usual(4096, "input") == usual(4096, "weights") == "grouped"
+    patched = Case("output", (2048, 1, 64, 64), (8, 1, 15, 15), (1, 1), (7, 7))  # 225 of a patch, not 8 of an output
+    assert patched.usual() == "grouped"
 
 
 def test_a_layer_that_no_way_knows_is_torchs():

@@ -22,6 +22,7 @@ from fedloom.algorithms.fedavg import FedAvg
 from fedloom.core.tree import leaves
 from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
+from fedloom.engines.runners import StackedStep
 from fedloom.runs import checkpoints as checkpoints_
 from fedloom.runs.checkpoints import Checkpoints
 from fedloom.runs.interrupt import Stopped
@@ -99,6 +100,26 @@ def test_a_run_that_died_goes_on(tmp_path):
     seen = []
     fedloom.run("ditto", rounds=5, out=tmp_path / "run", resume=True, on_round=lambda t, *_: seen.append(t), **SMALL)
     assert seen == [3, 4, 5]  # where it stands, then the rounds that were missing
+    assert_equal(tmp_path / "run", whole)
+
+
+def test_a_run_goes_on_with_what_fitted_memory(tmp_path, monkeypatch, caplog):
+    real = StackedStep.__call__
+
+    def limited(self, *flat):
+        if len(flat[0]) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return real(self, *flat)
+
+    monkeypatch.setattr(StackedStep, "__call__", limited)
+    whole = broken_off(tmp_path / "run")
+    kept = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert (kept["chunk"], kept["rows"]) == (2, 1024)
+    assert "Out of memory with 5 clients" in caplog.text
+    caplog.clear()
+    result = fedloom.run("ditto", rounds=5, out=tmp_path / "run", resume=True, **SMALL)
+    assert "Out of memory" not in caplog.text
+    assert result.plan == kept
     assert_equal(tmp_path / "run", whole)
 
 

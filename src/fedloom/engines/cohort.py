@@ -16,6 +16,7 @@ from fedloom.core.network import Params
 from fedloom.core.task import Task
 from fedloom.core.transfer import onto
 from fedloom.core.tree import Tree, take, tree_map
+from fedloom.engines.plan import Plan
 from fedloom.engines.workers import proceed
 
 EVAL_BATCH = {"cpu": 1 << 9, "cuda": 1 << 11}  # samples that one model scores at once
@@ -71,6 +72,8 @@ class Outcome(NamedTuple):
 class Executor(Protocol):
     """Carries out what a cohort does, one client after another or stacked."""
 
+    @property
+    def plan(self) -> Plan: ...
     def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome: ...
     def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores: ...
     def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores: ...

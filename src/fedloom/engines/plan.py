@@ -18,6 +18,7 @@ class Plan:
     replay: Replay = "eager"  # how stacked steps are carried out
     scoring: Mode = "stacked"  # how stacked models are evaluated
     chunk: int = 1  # clients stacked at most
+    rows: int = 0  # samples that stacked models score at once; 0: as many as are usual
     shrink: float = 0.6  # each prefix size over the next larger one, where a size has a price (a trace, a graph)
     workers: int = 0  # threads that train clients side by side; 0: one client at a time has all threads
     compiled: bool = False  # captured steps come from torch's compiler

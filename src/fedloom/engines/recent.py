@@ -28,3 +28,7 @@ class Recent(Generic[T]):
         while self.bytes > self.limit:
             self.bytes -= ENTRY + size_bytes(self.kept.popitem(last=False)[1])
         return value
+
+    def clear(self) -> None:
+        self.kept.clear()
+        self.bytes = 0

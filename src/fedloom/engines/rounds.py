@@ -110,8 +110,14 @@ class Rounds:
             log.info("Execution plan: %s (%s)", self.plan.mode, self.plan.reason)
 
     def follow(self, plan: Plan, executor: Executor) -> None:
-        self.plan = replace(plan, device=self.task.data.device.type, threads=torch.get_num_threads())
+        self.chosen = replace(plan, device=self.task.data.device.type, threads=torch.get_num_threads())
         self.executor = executor
+
+    @property
+    def plan(self) -> Plan:
+        """As it is carried out now: where memory was short, with less at once than was chosen."""
+        now = self.executor.plan
+        return replace(self.chosen, chunk=now.chunk, rows=now.rows)
 
     def first_cohort(self) -> Cohort:
         """Such as an executor will be given."""

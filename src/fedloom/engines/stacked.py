@@ -51,6 +51,8 @@ log = logging.getLogger("fedloom")
 WINDOW = 1 << 20  # batch positions that are worked out ahead
 TABLES = 1 << 26  # bytes of tables of evaluation that are kept
 EVAL_ROWS = {"cpu": 1 << 12, "cuda": 1 << 15}  # samples per evaluation step over all clients
+LEAST_ROWS = 1 << 8  # fewer save no memory that counts
+BLOCK = 1 << 11  # samples of one model that own convolutions see as one client's
 Where = tuple[str, int]  # which phase: of training or of adaptation, and its index
 
 
@@ -63,7 +65,7 @@ class Table(NamedTuple):
 
 class Stacked:
     def __init__(self, alg: Algorithm, task: Task, plan: Plan) -> None:
-        self.alg, self.task, self.plan = alg, task, plan
+        self.alg, self.task, self.plans = alg, task, [plan]
         self.population = task  # has the clients' samples; `task` is what the method sees
         self.phases = {"train": alg.phases(task), "adapt": alg.adapt(task)}
         self.runners: dict[tuple[Where, int], Runner] = {}  # by phase and size of chunks
@@ -71,8 +73,21 @@ class Stacked:
         self.tables: Recent[list[Table]] = Recent(TABLES)  # by lists of samples, clients and width
         self.pool = torch.cuda.graph_pool_handle() if plan.replay == "captured" else None
 
+    @property
+    def plan(self) -> Plan:
+        return self.plans[0]
+
+    @plan.setter
+    def plan(self, plan: Plan) -> None:
+        self.plans[0] = plan
+
+    @property
+    def rows(self) -> int:
+        """Samples per evaluation step."""
+        return self.plan.rows or EVAL_ROWS[self.task.data.device.type]
+
     def serving(self, population: Task) -> Stacked:
-        other = copy.copy(self)  # with the same runners
+        other = copy.copy(self)  # with the same runners and the same plan
         other.population = population
         return other
 
@@ -87,7 +102,9 @@ class Stacked:
     @torch.no_grad()
     def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
         if not cohort.stats:
-            found = {split: self._score_shared(params, cohort, split) for split in splits}  # first all, then wait
+            found = self._fitting(  # first all, then wait
+                lambda: {split: self._score_shared(params, cohort, split) for split in splits}, len(cohort)
+            )
             return {split: self._sums(found[split], split, cohort) for split in splits}
 
         def predict(stats: Tree, params: Params, x: Tensor) -> Tensor:
@@ -99,28 +116,37 @@ class Stacked:
         return self._in_chunks(cohort, job)
 
     def _in_chunks(self, cohort: Cohort, job: Callable[[Cohort], Any]) -> Any:
+        return self._fitting(lambda: self._all_chunks(cohort, job), len(cohort))
+
+    def _fitting(self, job: Callable[[], Any], clients: int) -> Any:
+        """What the job gives; when memory is not enough for it, it starts again with less at once."""
         while True:
             try:
-                return self._all_chunks(cohort, job)
+                return job()
             except Exception as error:
                 if not out_of_memory(error):
                     raise
-            self._take_less(len(cohort))
+            self._take_less(clients)
 
     def _take_less(self, clients: int) -> None:
-        """Half as many clients at once, after memory was not enough."""
-        before = min(self.plan.chunk, clients)
+        """Half as many clients and samples at once, after memory was not enough."""
+        before, rows = min(self.plan.chunk, clients), self.rows
         self.runners.clear()
         self.replayed.clear()
+        self.tables.clear()
         let_go()
-        if before == 1:
+        if before == 1 and rows <= LEAST_ROWS:
             where = self.task.data.device
             raise UserError(
                 f"The model of one client does not fit the memory of {where} ({free_memory(where) / 1e9:.1f} GB free); "
                 "use a smaller batch_size, a smaller model, or another device."
             )
-        self.plan = replace(self.plan, chunk=-(-before // 2))
-        log.warning("Out of memory with %d clients at once: going on with %d.", before, self.plan.chunk)
+        self.plan = replace(self.plan, rows=max(LEAST_ROWS, rows // 2))
+        if before > 1:
+            self.plan = replace(self.plan, chunk=-(-before // 2))
+            log.warning("Out of memory with %d clients at once: going on with %d.", before, self.plan.chunk)
+        else:
+            log.warning("Out of memory with one client: going on with %d samples scored at once.", self.rows)
 
     def _all_chunks(self, cohort: Cohort, job: Callable[[Cohort], Any]) -> Any:
         """Equal chunks of at most `plan.chunk` clients by ascending id, in each the largest first; results in the
@@ -294,7 +320,7 @@ class Stacked:
         if self.plan.scoring == "per-client":
             each = ((take(models, j), lists[int(i)]) for j, i in enumerate(cohort.ids))
             return torch.stack([score_client(self.task, partial(predict, model, shared), rows) for model, rows in each])
-        most = max(8 * len(cohort), EVAL_ROWS[data.device.type])
+        most = max(8 * len(cohort), self.rows)
         width = max(1, eval_rows(self.task, most) // len(cohort))
         total = torch.zeros(len(cohort), 3, dtype=self.task.dtype, device=data.device)
 
@@ -326,19 +352,37 @@ class Stacked:
 
     def _score_shared(self, params: Params, cohort: Cohort, split: str) -> Tensor:
         """Scores of one model on every client's samples, a row for each: no padding, one pass over all of them."""
-        data, slot = self.population.data, Slot(params, {}, {})
-        lists = data.splits[split]
-        found = [torch.zeros(0, 3, dtype=self.task.dtype, device=data.device)]
-        rows, most = lists.joined(cohort.ids), eval_batch(self.task, EVAL_ROWS[data.device.type] // 4)
-        for some in torch.split(rows, most) if len(rows) else ():
-            logits = self.task.predict(slot, data.samples(some)).logits
-            everyone = torch.ones(len(some), dtype=self.task.dtype, device=data.device)
-            found.append(self.task.score(logits, data.y[some], everyone))
-        return torch.cat(found)
+        data = self.population.data
+        rows, most = data.splits[split].joined(cohort.ids), eval_batch(self.task, self.rows // 4)
+        if not len(rows):
+            return torch.zeros(0, 3, dtype=self.task.dtype, device=data.device)
+
+        def score(params: Params, x: Tensor, y: Tensor) -> Tensor:
+            everyone = torch.ones(len(x), dtype=self.task.dtype, device=data.device)
+            return self.task.score(self.task.predict(Slot(params, {}, {}), x).logits, y, everyone)
+
+        def blocks(params: Params, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+            with convolutions(self.plan.convolutions):
+                return vmap(partial(score, params))(data.prepare(x[rows]), y[rows]).flatten(0, 1)
+
+        if self.plan.convolutions is None:
+            return torch.cat([score(params, data.samples(some), data.y[some]) for some in torch.split(rows, most)])
+        steps = _blocks(rows, most)
+        return torch.cat([self.replayed("shared", blocks, params, data.x, data.y, some) for some in steps])[: len(rows)]
 
     def _sums(self, scores: Tensor, split: str, cohort: Cohort) -> Tensor:
         lengths = torch.from_numpy(self.population.data.splits[split].sizes[cohort.ids])
         return torch.segment_reduce(scores.cpu().double(), "sum", lengths=lengths, initial=0).to(self.task.dtype)
+
+
+def _blocks(rows: Tensor, most: int) -> Tensor:
+    """The rows in steps of at most `most`, each in a few blocks (steps, blocks, rows), all of one size, so that one
+    trace serves them all. The first row fills up the end."""
+    steps = -(-len(rows) // most)
+    blocks = -(-len(rows) // (steps * BLOCK))
+    size = -(-len(rows) // (steps * blocks))
+    more = steps * blocks * size - len(rows)
+    return torch.cat([rows, rows[:1].expand(more)]).view(steps, blocks, size)
 
 
 def _solid(tree: Tree) -> Tree:

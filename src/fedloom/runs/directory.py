@@ -1,7 +1,7 @@
 """A run directory: the unit that users keep, compare, cite and continue.
 
 config.yaml         the resolved configuration; `fedloom run --config` repeats the run
-plan.json           the execution plan, used again on resume
+plan.json           the execution plan as it is carried out now, used again on resume
 partition.parquet   whose samples are whose: a row per client, and the server's as client -1
 names.json          what the clients and classes are called, where the data say so
 rounds.parquet      metrics per evaluated round
@@ -66,6 +66,7 @@ class Directory:
         self.path = path
         self.store = path / "store"
         self.checkpoints = Checkpoints(path / "checkpoints", checkpoint_every)
+        self.recorded: Plan | None = None
 
     # -- opening ------------------------------------------------------------------------------------------------
 
@@ -161,12 +162,19 @@ class Directory:
                 records = Records.load(self.path, rounds.t)
                 log.info("Going on after round %d.", rounds.t)
         write_json(starts, {"starts": [*before, environment(rounds.task.data.device)]})
-        write_json(self.path / "plan.json", rounds.plan.record())
+        self._keep_plan(rounds)
         return records
+
+    def _keep_plan(self, rounds: Rounds) -> None:
+        """It changes when memory is short."""
+        if rounds.plan != self.recorded:
+            write_json(self.path / "plan.json", rounds.plan.record())
+            self.recorded = rounds.plan
 
     # -- while it runs, and at its end ---------------------------------------------------------------------------
 
     def keep_round(self, rounds: Rounds, records: Records) -> None:
+        self._keep_plan(rounds)
         with self._speaking():
             self.checkpoints.save(rounds, first=lambda: records.save(self.path))
 
