@@ -146,9 +146,13 @@ def test_a_model_that_cannot_be_stacked_runs_per_client_and_says_so(caplog):
 
 def test_the_plan_is_chosen_by_measuring_and_recorded(monkeypatch):
     task = make_task(RAGGED, rounds=1000)
-    monkeypatch.setattr(choose, "_measure_per_client", lambda *a: choose.Option(Plan("per-client"), None, 1.0))
+
+    def option(plan, *seconds):
+        return choose.Option(plan, choose.make_executor(method("fedavg"), task, plan), *seconds)
+
+    monkeypatch.setattr(choose, "_measure_per_client", lambda *a: option(Plan("per-client"), 1.0))
     for seconds, mode in ((2.0, "per-client"), (0.1, "stacked")):
-        monkeypatch.setattr(choose, "_measure_stacked", lambda *a, s=seconds: choose.Option(a[-1], None, s, 5.0))
+        monkeypatch.setattr(choose, "_measure_stacked", lambda *a, s=seconds: option(a[-1], s, 5.0))
         plan = Rounds(method("fedavg"), task, 0).plan
         assert plan.mode == mode
         assert "expected per round" in plan.record()["reason"]
@@ -165,7 +169,16 @@ def test_measuring_gives_times_for_every_method_and_leaves_no_trace():
         choose._measure_stacked(method("fedrep"), task, cohort, 12, Plan("stacked", "traced", chunk=12)),
     ):
         assert option.seconds > 0
+    assert option.compiling > 0  # it is traced, so how long the programs are is known
     assert state_bytes(run) == before
+
+
+def test_what_the_compiler_would_take():
+    """Of 10 clients and fewer, in sizes of 10, 6, 3 and 1, the first two are compiled."""
+    timed = [([10, 10, 6, 5, 2], 100), ([4, 1], 50), ([3], 7)]
+    phases = [choose._Timed(1.0, np.array(active), [10], [(0.0, 0.0)], count) for active, count in timed]
+    price = choose._compiler_price(Plan("stacked", "captured", chunk=10, shrink=0.9), phases)
+    assert price == pytest.approx(choose.COMPILE * (2 * 100 + 50))
 
 
 def test_chunks_shrink_with_the_memory_that_is_free(monkeypatch):

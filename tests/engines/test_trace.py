@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from fedloom.engines.trace import overwrite, trace
+from fedloom.engines.trace import operations, overwrite, trace
 
 
 def after(step, state, steps=3):
@@ -93,3 +93,8 @@ def test_the_largest_is_taken_before_its_positive_part():
             before = program.code.index("relu.default") < program.code.index("max_pool2d_with_indices.default")
             assert before == more
             torch.testing.assert_close(program(x), f(x), rtol=0, atol=0)
+
+
+def test_operations_are_counted_that_compute_something():
+    program = trace(lambda x: [x.t().max(0).values.relu().view(2, 2)], [torch.randn(4, 3)])
+    assert operations(program) == 2

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -29,7 +29,7 @@ from fedloom.engines.stacked import Stacked
 from fedloom.engines.trace import peak_bytes, trace
 from fedloom.engines.workers import side_by_side
 from fedloom.kernels.convolution import Case, Way, convolutions
-from fedloom.kernels.tune import fastest
+from fedloom.kernels.tune import fastest, ways
 
 log = logging.getLogger("fedloom")
 
@@ -38,9 +38,12 @@ MARGIN = 0.9  # stacking takes more memory: it must save a tenth of the time
 TRACE_PAYS = 2.0  # seconds of all rounds, below which nothing is traced
 ALONE = Plan("per-client", scoring="per-client")
 STATE_COPIES = 6  # work, its result, what is kept, what is sent, one more of each while they change hands
-TUNING_PAYS = 60.0  # seconds of captured steps from which on ways of convolutions are tried
-COMPILE = 120.0  # the same for the compiler
 SHRINKS = (0.6, 0.7, 0.8, 0.9)
+# What is tried at a price must be expected to save a multiple of it. Measured on an H200, in seconds:
+TRY_WAY = 0.5  # to compile and time a way of a convolution
+COMPILE = 0.12  # for torch's compiler, per operation of a program: 8 s for 60, 20 s for 150
+TUNING_SAVES, COMPILER_SAVES = 1 / 5, 1 / 3  # of the steps' time, at most
+TIMES = 2.0  # the multiple
 PARTS_COPIES = 2  # as they came, and where a step reads them
 
 
@@ -50,6 +53,7 @@ class Option:
     executor: Executor  # with what it got ready while it was measured
     seconds: float  # expected for the steps of a round
     once: float = 0.0  # expected for getting ready
+    compiling: float = 0.0  # expected for torch's compiler
 
 
 def make_executor(alg: Algorithm, task: Task, plan: Plan) -> Executor:
@@ -77,7 +81,7 @@ def choose(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: st
 
 
 def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str) -> Option:
-    captured = task.data.device.type == "cuda"
+    captured = _captures(task)
     replay: Replay = "captured" if captured else "traced"
     seen: dict[str, Case] = {}
     with convolutions(None, seen):
@@ -89,25 +93,50 @@ def _best(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int, force: str
     alone = _one_by_one(alg, task, cohort, evaluated)
     scoring = _scoring(alg, task, cohort)
     stacked: list[Option] = []
+    left_out: list[str] = []
 
     def measure(plan: Plan) -> Option:
         return _measure_fitting(alg, task, cohort, evaluated, plan)
+
+    def pays(name: str, price: float, share: float) -> bool:
+        gain = share * stacked[-1].seconds * task.rounds
+        if gain < TIMES * price:
+            left_out.append(f"; not {name}: {price:.2g} s to save {gain:.2g} s at most")
+        return gain >= TIMES * price
 
     if not captured:
         stacked.append(measure(Plan("stacked", "eager", scoring, chunk)))
     if captured or min(o.seconds for o in (alone, *stacked)) * task.rounds > TRACE_PAYS:
         stacked.append(measure(Plan("stacked", replay, scoring, chunk, convolutions={} if seen else None)))
-        if seen and stacked[-1].seconds * task.rounds > TUNING_PAYS:
+        if seen and pays("tuned", _tuning_price(seen.values()), TUNING_SAVES):
             rounded = torch.bfloat16 if task.network.half else torch.float32
-            ways = fastest(seen.values(), stacked[-1].plan.chunk, task.data.device, rounded)
-            stacked.append(measure(replace(stacked[-1].plan, convolutions=ways)))
-        if captured and stacked[-1].seconds * task.rounds > COMPILE:
+            found = fastest(seen.values(), stacked[-1].plan.chunk, task.data.device, rounded)
+            stacked.append(measure(replace(stacked[-1].plan, convolutions=found)))
+        if captured and pays("compiled", stacked[-1].compiling, COMPILER_SAVES):
             stacked.append(measure(replace(stacked[-1].plan, compiled=True)))
     best = min(stacked, key=partial(_whole, task=task))
     if _whole(best, task) > MARGIN * _whole(alone, task):
         best = alone
     rates = ", ".join(f"{_label(o.plan)} {o.seconds:.3g} s" for o in (alone, *stacked))
-    return replace(best, plan=replace(best.plan, reason=f"expected per round: {rates}"))
+    return replace(best, plan=replace(best.plan, reason=f"expected per round: {rates}{''.join(left_out)}"))
+
+
+def _captures(task: Task) -> bool:
+    """Are steps captured as CUDA graphs?"""
+    return task.data.device.type == "cuda"
+
+
+def _tuning_price(cases: Iterable[Case]) -> float:
+    """Seconds for trying all ways of these convolutions."""
+    return TRY_WAY * sum(len(ways(case)) for case in cases)
+
+
+def _compiler_price(plan: Plan, phases: list[_Timed]) -> float:
+    """Seconds for compiling what is compiled: prefixes of more than half of the chunk, in as few sizes as may be."""
+    few = replace(plan, shrink=min(SHRINKS))
+    sizes = [{few.prefix(int(active)) for active in phase.active} for phase in phases]
+    large = [sum(2 * size > plan.chunk for size in found) for found in sizes]
+    return COMPILE * sum(phase.operations * count for phase, count in zip(phases, large, strict=True))
 
 
 def _own_kernels(task: Task) -> bool:
@@ -146,20 +175,20 @@ def _label(plan: Plan) -> str:
     return f"per-client ({', '.join(notes)})" if notes else plan.mode
 
 
-def _chunk(alg: Algorithm, task: Task, cohort: Cohort, ways: dict[str, Way] | None = None) -> int:
+def _chunk(alg: Algorithm, task: Task, cohort: Cohort, own: dict[str, Way] | None = None) -> int:
     """Clients that fit memory together, by what two of them take."""
     few = cohort.rows(np.arange(min(2, len(cohort))))
-    each = rehearse(alg, task, few, ways) / len(few)
+    each = rehearse(alg, task, few, own) / len(few)
     fit = max(1, int(MEMORY_SHARE * free_memory(task.data.device) / each))
     pieces = -(-len(cohort) // fit)
     return -(-len(cohort) // pieces)
 
 
 @torch.no_grad()
-def rehearse(alg: Algorithm, task: Task, few: Cohort, ways: dict[str, Way] | None = None) -> int:
+def rehearse(alg: Algorithm, task: Task, few: Cohort, own: dict[str, Way] | None = None) -> int:
     """Bytes that these clients take together, from the live memory of traced steps. Every function of the method is
     called, so that whatever cannot be stacked shows here."""
-    plan = Plan("stacked", "eager", chunk=len(few), convolutions=ways)
+    plan = Plan("stacked", "eager", chunk=len(few), convolutions=own)
     stacked = Stacked(alg, task, plan)
     work = start = stacked.begin(few)
     most = 0
@@ -303,9 +332,11 @@ def _measure_stacked(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int,
         runner = executor.runner((kind, index), phase, work, some)
         grid = sorted({plan.prefix(int(active[0])), plan.prefix(int(active[-1]))})
         timed = [_time_prefix(runner, task, timetable, work, some, prefix) for prefix in grid]
-        found.append(_Timed(_share(kind, evaluated, cohort) * pieces, active, grid, timed))
+        times = _share(kind, evaluated, cohort) * pieces
+        found.append(_Timed(times, active, grid, timed, runner.operations))
     trials = [replace(plan, shrink=shrink) for shrink in (SHRINKS if plan.replay != "eager" else (plan.shrink,))]
-    options = [Option(trial, executor, *_expected(trial, found)) for trial in trials]
+    compiling = _compiler_price(plan, found)
+    options = [Option(trial, executor, *_expected(trial, found), compiling) for trial in trials]
     best = min(options, key=lambda o: o.seconds * task.rounds + o.once)
     executor.plan = best.plan
     return best
@@ -318,6 +349,7 @@ class _Timed(NamedTuple):
     active: np.ndarray  # clients that still have work, by step
     grid: list[int]  # prefix sizes
     seconds: list[tuple[float, float]]  # to get one ready, and per step
+    operations: int  # of a step's program
 
 
 def _expected(plan: Plan, phases: list[_Timed]) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from fedloom.engines.cohort import Cohort
 from fedloom.engines.lanes import MOST_BYTES, Lanes, bytes_on_the_way
 from fedloom.engines.plan import Plan
 from fedloom.engines.schedule import Window
-from fedloom.engines.trace import join_updates, overwrite, passed_through, trace, used_inputs
+from fedloom.engines.trace import join_updates, operations, overwrite, passed_through, trace, used_inputs
 from fedloom.kernels.convolution import convolutions
 from fedloom.kernels.pooling import replace_pooling
 from fedloom.kernels.products import replace_products
@@ -75,6 +75,9 @@ class Runner(Protocol):
     def rows(self, first: int, last: int) -> Flat: ...
     @property
     def moves(self) -> list[bool]: ...
+    @property
+    def operations(self) -> int:
+        """Of a step, where there is a program for it."""
 
 
 class Functional:
@@ -84,6 +87,7 @@ class Functional:
         self.step, self.traced = step, traced
         self.programs: dict[int, tuple[Callable[..., Flat], list[bool]]] = {}
         self.moves = [True] * step.state_size
+        self.operations = 0
 
     def start(self, state: Flat, sides: Flat, shared: Flat) -> None:
         self.state, self.sides = state, sides
@@ -106,6 +110,7 @@ class Functional:
         if prefix not in self.programs:
             module = trace(self.step, [*(v[0, :prefix] for v in window), *state, *sides, *self.shared])
             self.moves = [not same for same in passed_through(module, len(window))]
+            self.operations = operations(module)
             self.programs[prefix] = module.forward, used_inputs(module)[: len(window)]
         return self.programs[prefix]
 
@@ -131,6 +136,7 @@ class Captured:
         self.graphs: dict[int, Graphs] = {}
         self.state: Flat = []
         self.moves = [True] * step.state_size
+        self.operations = 0
 
     def start(self, state: Flat, sides: Flat, shared: Flat) -> None:
         if not self.state:
@@ -179,6 +185,7 @@ class Captured:
         program = trace(step, inputs)
         replace_products(program)
         self.moves = [not same for same in passed_through(program, tables + 1)]
+        self.operations = operations(program)
         overwrite(program, tables + 1, tables)
         # small prefixes gain little: what they wait for is the length of the program, not its memory
         worthwhile = self.compiled and 2 * prefix > self.capacity

@@ -256,6 +256,12 @@ def passed_through(module: GraphModule, first: int) -> list[bool]:
     return [new is mine for mine, new in zip(inputs[first:], output.args[0], strict=False)]
 
 
+def operations(module: GraphModule) -> int:
+    """How many the program has that compute something."""
+    calls = (node for node in module.graph.nodes if node.op == "call_function")
+    return sum(node.target is not operator.getitem and not is_view(node) for node in calls)
+
+
 def peak_bytes(module: GraphModule) -> int:
     """The most memory that intermediate results of the program take at one time."""
     last_use: dict[Node, int] = {}

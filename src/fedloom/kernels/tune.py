@@ -21,14 +21,14 @@ REPEATS = 5
 def fastest(cases: Iterable[Case], clients: int, device: torch.device, dtype: torch.dtype) -> dict[str, Way]:
     """A way for each, by the time of captured calls."""
     times = {case.key: _times(case, clients, device, dtype) for case in cases}
-    return {key: min(ways, key=lambda way: ways[way]) for key, ways in times.items() if ways}
+    return {key: min(found, key=lambda way: found[way]) for key, found in times.items() if found}
 
 
 def _times(case: Case, clients: int, device: torch.device, dtype: torch.dtype) -> dict[Way, float]:
     given = {"output": (case.x, case.w), "input": (case.y, case.w), "weights": (case.x, case.y)}[case.part]
     a, b = (torch.randn(clients, *shape, device=device, dtype=dtype) for shape in given)
     found = {}
-    for way in ("grouped", *_fitting(case)):
+    for way in ways(case):
         try:
             found[way] = _seconds(partial(vmap(lambda a, b: carry_out(case, a, b, way)), a, b))  # noqa: B023
         except torch.OutOfMemoryError:
@@ -36,11 +36,12 @@ def _times(case: Case, clients: int, device: torch.device, dtype: torch.dtype) -
     return found
 
 
-def _fitting(case: Case) -> list[Way]:
-    """Tiles that are not much larger than what they cover."""
+def ways(case: Case) -> list[Way]:
+    """Those that are tried: torch's, and tiles that are not much larger than what they cover."""
     width = case.w[1] if case.part == "input" else case.w[0]
     column = 0 if case.part == "weights" else 1
-    return [way for way in TILES[case.part] if int(way.split()[column]) <= max(32, 1 << (width - 1).bit_length())]
+    most = max(32, 1 << (width - 1).bit_length())
+    return ["grouped", *(way for way in TILES[case.part] if int(way.split()[column]) <= most)]
 
 
 def _seconds(f: Callable[[], Tensor]) -> float:
