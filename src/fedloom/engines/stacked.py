@@ -71,6 +71,7 @@ class Stacked:
         self.runners: dict[tuple[Where, int], Runner] = {}  # by phase and size of chunks
         self.replayed = Replayed(plan.replay != "eager")
         self.tables: Recent[list[Table]] = Recent(TABLES)  # by lists of samples, clients and width
+        self.joined: Recent[Tensor] = Recent(TABLES)  # by lists of samples and clients
         self.pool = torch.cuda.graph_pool_handle() if plan.replay == "captured" else None
 
     @property
@@ -102,10 +103,7 @@ class Stacked:
     @torch.no_grad()
     def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
         if not cohort.stats:
-            found = self._fitting(  # first all, then wait
-                lambda: {split: self._score_shared(params, cohort, split) for split in splits}, len(cohort)
-            )
-            return {split: self._sums(found[split], split, cohort) for split in splits}
+            return self._fitting(lambda: self._score_shared(params, cohort, splits), len(cohort))
 
         def predict(stats: Tree, params: Params, x: Tensor) -> Tensor:
             return self.task.predict(global_slot(self.alg, self.task, params, stats), x).logits
@@ -134,6 +132,7 @@ class Stacked:
         self.runners.clear()
         self.replayed.clear()
         self.tables.clear()
+        self.joined.clear()
         let_go()
         if before == 1 and rows <= LEAST_ROWS:
             where = self.task.data.device
@@ -350,10 +349,18 @@ class Stacked:
             found.append(Table(rows, onto(device, valid).to(self.task.dtype)))
         return found
 
-    def _score_shared(self, params: Params, cohort: Cohort, split: str) -> Tensor:
-        """Scores of one model on every client's samples, a row for each: no padding, one pass over all of them."""
-        data = self.population.data
-        rows, most = data.splits[split].joined(cohort.ids), eval_batch(self.task, self.rows // 4)
+    def _score_shared(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+        """Scores of one model on every client's samples: no padding, one pass over all of them."""
+        data, ids = self.population.data, cohort.ids
+        lists = [data.splits[split] for split in splits]
+        rows = self.joined.get((*lists, ids.tobytes()), lambda: torch.cat([v.joined(ids) for v in lists]))
+        scores = self._score_samples(params, rows).cpu().double()
+        lengths = torch.from_numpy(np.concatenate([v.sizes[ids] for v in lists]))
+        sums = torch.segment_reduce(scores, "sum", lengths=lengths, initial=0).to(self.task.dtype)
+        return dict(zip(splits, sums.split(len(ids)), strict=True))
+
+    def _score_samples(self, params: Params, rows: Tensor) -> Tensor:
+        data, most = self.population.data, eval_batch(self.task, self.rows // 4)
         if not len(rows):
             return torch.zeros(0, 3, dtype=self.task.dtype, device=data.device)
 
@@ -369,10 +376,6 @@ class Stacked:
             return torch.cat([score(params, data.samples(some), data.y[some]) for some in torch.split(rows, most)])
         steps = _blocks(rows, most)
         return torch.cat([self.replayed("shared", blocks, params, data.x, data.y, some) for some in steps])[: len(rows)]
-
-    def _sums(self, scores: Tensor, split: str, cohort: Cohort) -> Tensor:
-        lengths = torch.from_numpy(self.population.data.splits[split].sizes[cohort.ids])
-        return torch.segment_reduce(scores.cpu().double(), "sum", lengths=lengths, initial=0).to(self.task.dtype)
 
 
 def _blocks(rows: Tensor, most: int) -> Tensor:
