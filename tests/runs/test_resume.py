@@ -112,15 +112,18 @@ def test_a_run_goes_on_with_what_fitted_memory(tmp_path, monkeypatch, caplog):
         return real(self, *flat)
 
     monkeypatch.setattr(StackedStep, "__call__", limited)
-    whole = broken_off(tmp_path / "run")
+    settings = {**SMALL, "rounds": 3, "batch_size": 100}
+    fedloom.run("fedavg", out=tmp_path / "whole", **settings)
+    with pytest.raises(Crash):
+        fedloom.run("fedavg", out=tmp_path / "run", on_round=stop_after(2), **settings)
     kept = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert (kept["chunk"], kept["rows"]) == (2, 1024)
     assert "Out of memory with 5 clients" in caplog.text
     caplog.clear()
-    result = fedloom.run("ditto", rounds=5, out=tmp_path / "run", resume=True, **SMALL)
+    result = fedloom.run("fedavg", out=tmp_path / "run", resume=True, **settings)
     assert "Out of memory" not in caplog.text
     assert result.plan == kept
-    assert_equal(tmp_path / "run", whole)
+    assert_equal(tmp_path / "run", tmp_path / "whole")
 
 
 class Twice(FedAvg):
