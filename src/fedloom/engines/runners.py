@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,11 +18,12 @@ from fedloom.engines.cohort import Cohort
 from fedloom.engines.lanes import MOST_BYTES, Lanes, bytes_on_the_way
 from fedloom.engines.plan import Plan
 from fedloom.engines.schedule import Window
-from fedloom.engines.trace import join_updates, operations, overwrite, passed_through, trace, used_inputs
+from fedloom.engines.trace import join_updates, join_writes, operations, overwrite, passed_through, trace, used_inputs
 from fedloom.kernels.convolution import convolutions
 from fedloom.kernels.pooling import replace_pooling
 from fedloom.kernels.products import replace_products
 from fedloom.kernels.ready import get_ready
+from fedloom.kernels.samples import tables, take_samples, width
 
 Flat = list[Tensor]
 SHORT, BUNDLE = 256, 8  # a program of fewer operations is launched for so many steps at once
@@ -50,13 +51,17 @@ class StackedStep:
         self.down_dims = {**dict.fromkeys(cohort.shared), **dict.fromkeys(cohort.parts, 0)}
 
     def __call__(self, *flat: Tensor) -> Flat:
-        rows, mask, k, epoch, last, key = flat[:6]
-        cut = 6 + self.state_size
-        work = tree_unflatten(flat[6:cut], self.work_spec)
-        parts, info = tree_unflatten(flat[cut : cut + self.side_size], self.side_spec)
-        shared = tree_unflatten(flat[cut + self.side_size : -2], self.shared_spec)
+        rows, *tables = flat[:6]
         x, y = flat[-2:]
-        batch = Batch(self.task.data.prepare(x[rows]), y[rows], mask, k, epoch, last, key)
+        return self.on(x[rows], y[rows], tables, flat[6:-2])
+
+    def on(self, x: Tensor, y: Tensor, tables: Sequence[Tensor], rest: Sequence[Tensor]) -> Flat:
+        """The same from samples that are taken already."""
+        cut = self.state_size
+        work = tree_unflatten(rest[:cut], self.work_spec)
+        parts, info = tree_unflatten(rest[cut : cut + self.side_size], self.side_spec)
+        shared = tree_unflatten(rest[cut + self.side_size :], self.shared_spec)
+        batch = Batch(self.task.data.prepare(x), y, *tables)
 
         def one(work: Tree, batch: Batch, down: Tree, info: Info) -> Tree:
             return self.phase.step(self.task, work, batch, down, info)
@@ -144,7 +149,7 @@ class Captured:
             self.sides = [_room(v, self.capacity) for v in sides]
             self.shared = [v.clone() for v in shared]
             self.at = torch.zeros(1, dtype=torch.int64, device=self.step.task.data.device)
-            self.window: Window | None = None
+            self.table: Tensor | None = None
             self.loaded: Window | None = None
         rows = zip([*self.state, *self.sides], [*state, *sides], strict=True)
         _copy([*(mine[: len(new)] for mine, new in rows), *self.shared], [*state, *sides, *shared])
@@ -165,36 +170,46 @@ class Captured:
             left %= size
 
     def _load(self, window: Window) -> None:
-        if self.window is None:
-            shapes = [(self.window_length, self.capacity, *v.shape[2:]) for v in window]
-            self.window = Window(*(v.new_zeros(shape) for v, shape in zip(window, shapes, strict=True)))
+        if self.table is None:
+            self.shape = list(window.rows.shape[2:])
+            self.table = window.rows.new_zeros(self.window_length, self.capacity, width(self.shape))
         if self.loaded is not window:
-            _copy([mine[: len(new), : new.shape[1]] for mine, new in zip(self.window, window, strict=True)], [*window])
+            self.table[: len(window.k), : window.k.shape[1]] = tables(*window)
             self.loaded = window
 
-    def _capture(self, prefix: int) -> Graphs:
-        assert self.window is not None
-        data, tables = self.step.task.data, len(self.window)
+    def program(self, prefix: int) -> tuple[GraphModule, Flat]:
+        """A step of the first clients that writes over its inputs, and these."""
+        assert self.table is not None
+        data = self.step.task.data
         sides, state = ([v[:prefix] for v in rows] for rows in (self.sides, self.state))
-        inputs = [*self.window, self.at, *state, *sides, *self.shared, data.x, data.y]
+        inputs = [self.table, self.at, *state, *sides, *self.shared, data.x, data.y]
 
-        def step(*flat: Tensor) -> Flat:
-            at = flat[tables]
-            return self.step(*(v.index_select(0, at)[0, :prefix] for v in flat[:tables]), *flat[tables + 1 :])
+        def step(table: Tensor, at: Tensor, *flat: Tensor) -> Flat:
+            x, y, mask, more = take_samples(table, at, *flat[-2:], prefix, self.shape, data.dtype)
+            k, epoch, last, key = more
+            return self.step.on(x, y, (mask, k, epoch, last > 0, key), flat[:-2])
 
         program = trace(step, inputs)
         replace_products(program)
-        self.moves = [not same for same in passed_through(program, tables + 1)]
+        self.moves = [not same for same in passed_through(program, 2)]
         self.operations = operations(program)
-        overwrite(program, tables + 1, tables)
-        # small prefixes gain little: what they wait for is the length of the program, not its memory
-        worthwhile = self.compiled and 2 * prefix > self.capacity
-        if not worthwhile:  # the compiler has its own way with both
+        overwrite(program, 2, 1)
+        if not self._compiles(prefix):  # the compiler has its own way with these
             replace_pooling(program)
             join_updates(program)
+            join_writes(program, 1)
+        return program, inputs
+
+    def _compiles(self, prefix: int) -> bool:
+        """Small prefixes gain little: what they wait for is the length of the program, not its memory."""
+        return self.compiled and 2 * prefix > self.capacity
+
+    def _capture(self, prefix: int) -> Graphs:
+        program, inputs = self.program(prefix)
+        state = inputs[2 : 2 + len(self.state)]
         get_ready(program)
-        run: Callable[..., Any] = _compiled(program, inputs) if worthwhile else program
-        if not worthwhile and bytes_on_the_way(program.graph) <= MOST_BYTES:
+        run: Callable[..., Any] = _compiled(program, inputs) if self._compiles(prefix) else program
+        if not self._compiles(prefix) and bytes_on_the_way(program.graph) <= MOST_BYTES:
             run = Lanes(program)
         kept = [v.clone() for v in (self.at, *state)]
         side = torch.cuda.Stream()

@@ -16,10 +16,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedloom.kernels.products import PRODUCTS, SUBTRACT
+from fedloom.kernels.updates import UPDATE
 
 aten = torch.ops.aten
 _VIEWS = {aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.alias.default, aten.detach.default}
 _IN_PLACE = {aten.sub.Tensor: aten.sub_.Tensor, aten.add.Tensor: aten.add_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
+_STEPS: dict[Any, int] = {aten.sub_.Tensor: 1, aten.add_.Tensor: -1, aten.copy_.default: 0}
 _LIKE = {
     aten.ones_like.default: 1,
     aten.zeros_like.default: 0,
@@ -28,6 +30,8 @@ _LIKE = {
 }
 _POOL_BACK, _RELU_BACK = aten.max_pool2d_with_indices_backward.default, aten.threshold_backward.default
 SMALL = 1 << 16  # elements of a constant that is worth keeping
+LITTLE = 1 << 20  # elements of a tensor that is not worth a kernel of its own
+MANY, FEW = 32, 64  # tensors that one kernel writes; rows of a gradient that it sums on the way
 _CREATES = {
     aten.arange.default,
     aten.arange.start,
@@ -225,6 +229,71 @@ def join_updates(module: GraphModule) -> None:
             node.kwargs = {}
             module.graph.erase_node(new)
     module.recompile()
+
+
+def join_writes(module: GraphModule, counter: int) -> None:
+    """Let a program that overwrites its inputs write the small ones at once, at its end, and count on the way."""
+    graph, written = module.graph, _written(module)
+    count = graph.find_nodes(op="placeholder")[counter]
+    (end,) = graph.find_nodes(op="output")
+    groups: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        if node.target in _STEPS and _movable(node, written):
+            groups.setdefault(len(node.args[0].meta["val"]), []).append(node)
+    most = max(groups.values(), key=len, default=[])[:MANY]
+    if not most:
+        return
+    with graph.inserting_before(end):
+        mine = [node.args[0] for node in most]
+        new = [_rows_of(graph, node) or node.args[1] for node in most]
+        alphas = [_STEPS[node.target] * float(node.kwargs.get("alpha", 1)) for node in most]  # type: ignore[arg-type]
+        copies = [node.target is aten.copy_.default for node in most]
+        graph.call_function(UPDATE, (mine, new, alphas, copies, count))
+    counting = [node for node in count.users if node.target is aten.add_.Tensor]
+    for node in (*most, *counting):
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _written(module: GraphModule) -> set[Node]:
+    """What operations write to."""
+    found = set()
+    for node in module.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            values = zip(node.target._schema.arguments, node.args, strict=False)
+            found |= {_root(v) for a, v in values if a.is_write and isinstance(v, Node)}
+    return found
+
+
+def _movable(node: Node, written: set[Node]) -> bool:
+    """Does it write the whole of a small input, with a value that nobody changes later on?"""
+    mine, new = node.args[:2]
+    if not isinstance(new, Node) or mine.op != "placeholder" or _root(new).op == "placeholder" or _root(new) in written:  # type: ignore[union-attr]
+        return False
+    value = _value(mine)
+    if value is None or value.dtype != torch.float32 or not 0 < value.numel() <= LITTLE:
+        return False
+    return value.dim() > 0 and value.is_contiguous() and _like(mine, new)  # type: ignore[arg-type]
+
+
+def _rows_of(graph: Any, node: Node) -> Node | None:
+    """The few rows of every client whose sum is written, with the rows as second axis, if it is such a sum."""
+    mine, new = node.args[:2]
+    while new.target is aten.view.default and len(new.users) == 1:  # type: ignore[union-attr]
+        new = new.args[0]  # type: ignore[union-attr]
+    if new.target is not aten.sum.dim_IntList or len(new.users) > 1:  # type: ignore[union-attr]
+        return None
+    source, dims = new.args[:2]  # type: ignore[union-attr]
+    value, shape = _value(source), _value(mine).shape  # type: ignore[union-attr]
+    if value is None or list(dims) != list(range(1, 1 + len(dims))) or not value.is_contiguous():  # type: ignore[arg-type]
+        return None
+    rows = value[0].numel() // max(1, shape[1:].numel())
+    if rows > FEW or value.dtype != torch.float32 or _root(source).op == "placeholder":  # type: ignore[arg-type]
+        return None
+    found = graph.call_function(aten.view.default, (source, [shape[0], rows, *shape[1:]]))
+    found.meta["val"] = value.view(shape[0], rows, *shape[1:])
+    return found
 
 
 def _root(node: Node) -> Node:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Node, map_arg
 
 
 def get_ready(program: GraphModule) -> None:
-    """Every operator of ours is called once, for one client, with numbers that mean nothing."""
+    """Every operator of ours is called once, for one client, with zeros."""
     calls: dict[Any, Node] = {}
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "fedloom":
@@ -23,12 +23,15 @@ def _kind(arg: Any) -> Any:
     if isinstance(arg, Node):
         value: Tensor = arg.meta["val"]
         return value.dtype, value.shape[1:], value.stride()
-    return tuple(arg) if isinstance(arg, list) else arg
+    return tuple(map(_kind, arg)) if isinstance(arg, list | tuple) else arg
 
 
 def _call(node: Node) -> None:
-    node.target(*(_numbers(arg.meta["val"]) if isinstance(arg, Node) else arg for arg in node.args))  # type: ignore[operator]
+    node.target(*map_arg(node.args, lambda arg: _zeros(arg.meta["val"])))  # type: ignore[operator]
 
 
-def _numbers(like: Tensor) -> Tensor:
-    return torch.empty_strided((1, *like.shape[1:]), like.stride(), dtype=like.dtype, device=like.device)
+def _zeros(like: Tensor) -> Tensor:
+    """For one client; as indices they point at what is there."""
+    shape, stride = (1, *like.shape[1:]), like.stride()
+    reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return torch.zeros(reach + 1, dtype=like.dtype, device=like.device).as_strided(shape, stride)

@@ -1,0 +1,56 @@
+"""Programs for CUDA graphs, run without graphs: they write over their inputs what the reference computes."""
+
+import re
+
+import pytest
+import torch
+from helpers import assert_same, make_task, method, model_task
+
+from fedloom.core import task as core_task
+from fedloom.engines.plan import Plan
+from fedloom.engines.runners import Captured, Graphs
+
+PLAN = Plan("stacked", "captured", chunk=3, shrink=0.5, convolutions={})
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """Of all steps, by their code."""
+    found = []
+
+    class Replay:
+        def __init__(self, program, inputs):
+            self.replay = lambda: program(*inputs)
+
+    def capture(self, prefix):
+        program, inputs = self.program(prefix)
+        found.append(program.code)
+        return Graphs({1: Replay(program, inputs)}, program)
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(Captured, "_capture", capture)
+    monkeypatch.setattr(core_task, "own_loss", lambda *_: True)
+    return found
+
+
+@pytest.mark.parametrize("alg", ["fedavg", "per-fedavg", "scaffold", "fedala", "ditto"])
+def test_programs_equal_the_reference(alg, programs):
+    task = make_task((5, 1, 19, 12), norm=alg == "ditto", dropout=0.3, momentum=0.5, dtype=torch.float32)
+    assert_same(method(alg), task, PLAN, 2e-5, rounds=2)
+    assert all("fedloom.update" in code for code in programs)
+    assert not any(re.search(r"aten\.(sub|add|copy)_\.\w+\(\w+, [a-z]", code) for code in programs)
+
+
+def test_a_step_of_a_small_model_is_few_kernels(programs):
+    task = model_task("logreg", (6,), dtype=torch.float32)
+    assert_same(method("fedavg"), task, PLAN, 1e-5, rounds=1)
+    views = "transpose|view|unsqueeze|squeeze|select"
+    calls = [name for name in re.findall(r"torch\.ops\.(\w+\.\w+)", programs[0]) if name.split(".")[1] not in views]
+    assert calls == [
+        "fedloom.take_samples",
+        "aten.bmm",
+        "aten.add",
+        "fedloom.cross_entropy_slope",
+        "aten.bmm",
+        "fedloom.update",
+    ]
