@@ -9,6 +9,7 @@ from helpers import assert_same, make_task, method, model_task
 from fedloom.core import task as core_task
 from fedloom.engines.plan import Plan
 from fedloom.engines.runners import Captured, Graphs
+from fedloom.kernels.ready import get_ready
 
 PLAN = Plan("stacked", "captured", chunk=3, shrink=0.5, convolutions={})
 
@@ -24,6 +25,7 @@ def programs(monkeypatch):
 
     def capture(self, prefix):
         program, inputs = self.program(prefix)
+        get_ready(program)
         found.append(program.code)
         return Graphs({1: Replay(program, inputs)}, program)
 

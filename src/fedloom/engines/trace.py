@@ -245,7 +245,7 @@ def join_writes(module: GraphModule, counter: int) -> None:
         return
     with graph.inserting_before(end):
         mine = [node.args[0] for node in most]
-        new = [_rows_of(graph, node) or node.args[1] for node in most]
+        new = [_rows_of(graph, node, written) or node.args[1] for node in most]
         alphas = [_STEPS[node.target] * float(node.kwargs.get("alpha", 1)) for node in most]  # type: ignore[arg-type]
         copies = [node.target is aten.copy_.default for node in most]
         graph.call_function(UPDATE, (mine, new, alphas, copies, count))
@@ -269,7 +269,7 @@ def _written(module: GraphModule) -> set[Node]:
 def _movable(node: Node, written: set[Node]) -> bool:
     """Does it write the whole of a small input, with a value that nobody changes later on?"""
     mine, new = node.args[:2]
-    if not isinstance(new, Node) or mine.op != "placeholder" or _root(new).op == "placeholder" or _root(new) in written:  # type: ignore[union-attr]
+    if not isinstance(new, Node) or mine.op != "placeholder" or _root(new) in written:  # type: ignore[union-attr]
         return False
     value = _value(mine)
     if value is None or value.dtype != torch.float32 or not 0 < value.numel() <= LITTLE:
@@ -277,7 +277,7 @@ def _movable(node: Node, written: set[Node]) -> bool:
     return value.dim() > 0 and value.is_contiguous() and _like(mine, new)  # type: ignore[arg-type]
 
 
-def _rows_of(graph: Any, node: Node) -> Node | None:
+def _rows_of(graph: Any, node: Node, written: set[Node]) -> Node | None:
     """The few rows of every client whose sum is written, with the rows as second axis, if it is such a sum."""
     mine, new = node.args[:2]
     while new.target is aten.view.default and len(new.users) == 1:  # type: ignore[union-attr]
@@ -289,7 +289,7 @@ def _rows_of(graph: Any, node: Node) -> Node | None:
     if value is None or list(dims) != list(range(1, 1 + len(dims))) or not value.is_contiguous():  # type: ignore[arg-type]
         return None
     rows = value[0].numel() // max(1, shape[1:].numel())
-    if rows > FEW or value.dtype != torch.float32 or _root(source).op == "placeholder":  # type: ignore[arg-type]
+    if rows > FEW or value.dtype != torch.float32 or _root(source) in written:  # type: ignore[arg-type]
         return None
     found = graph.call_function(aten.view.default, (source, [shape[0], rows, *shape[1:]]))
     found.meta["val"] = value.view(shape[0], rows, *shape[1:])
