@@ -175,9 +175,11 @@ def test_an_interrupt_ends_all_workers_at_once():
 def test_workers_are_chosen_where_they_pay_and_the_plan_says_so(monkeypatch):
     task, seconds = make_task(RAGGED, rounds=1000), {}
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(
-        choose, "_measure_per_client", lambda *a: choose.Option(a[4], None, seconds[a[4].workers, a[4].replay])
-    )
+
+    def measured(alg, task, cohort, evaluated, plan):
+        return choose.Option(plan, choose.PerClient(alg, task, plan), seconds[plan.workers, plan.replay])
+
+    monkeypatch.setattr(choose, "_measure_per_client", measured)
     keys = ((0, "eager"), (4, "eager"), (0, "traced"), (4, "traced"))
     for times, expected in (
         ((1.0, 0.5, 9.0, 0.51), (4, "eager")),
