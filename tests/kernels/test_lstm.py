@@ -1,6 +1,12 @@
 """An LSTM layer by kernels: states, gradients and second derivatives are those of the steps in plain operations."""
 
+import ctypes
 import os
+import shutil
+import subprocess
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +15,7 @@ from helpers import assert_same, method, model_task
 from fedloom.core.autodiff import vmap
 from fedloom.engines.plan import Plan
 from fedloom.kernels import lstm as module
+from fedloom.kernels import lstm_cuda
 from fedloom.kernels.lstm import Lstm, Stepwise, lstm, lstm_backward, lstm_forward
 
 if not torch.cuda.is_available():
@@ -18,11 +25,15 @@ DOUBLE = torch.float64
 
 
 def given(n, steps, batch, size, dtype=DOUBLE, device="cpu"):
-    """z, h, c and w of n clients."""
+    """z, h, c, w and bias of n clients."""
     torch.manual_seed(0)
-    shapes = (n, steps, batch, 4 * size), (n, batch, size), (n, batch, size), (n, 4 * size, size)
-    z, h, c, w = (torch.randn(shape, dtype=DOUBLE).to(device, dtype) for shape in shapes)
-    return z, h, c, w * size**-0.5
+    shapes = (n, steps, batch, 4 * size), (n, batch, size), (n, batch, size), (n, 4 * size, size), (n, 4 * size)
+    z, h, c, w, bias = (torch.randn(shape, dtype=DOUBLE).to(device, dtype) for shape in shapes)
+    return z, h, c, w * size**-0.5, bias
+
+
+def stepwise(z, h, c, w, bias):
+    return Stepwise.apply(z + bias, h, c, w)
 
 
 def derivatives(layer, inputs):
@@ -33,16 +44,16 @@ def derivatives(layer, inputs):
         return (hs**3).sum() + (torch.tanh(cs) * hs.detach().cos()).sum()
 
     def length(*inputs):
-        return sum((g**2).sum() for g in torch.func.grad(loss, argnums=(0, 1, 2, 3))(*inputs))
+        return sum((g**2).sum() for g in torch.func.grad(loss, argnums=(0, 1, 2, 3, 4))(*inputs))
 
-    both = [torch.func.grad(f, argnums=(0, 1, 2, 3)) for f in (loss, length)]
+    both = [torch.func.grad(f, argnums=(0, 1, 2, 3, 4)) for f in (loss, length)]
     return [g for f in both for g in vmap(f)(*inputs)]
 
 
 def test_by_the_operators_first_and_second_derivatives_are_those_of_the_steps():
     """Of clients in several runs."""
     inputs = [v.unflatten(0, (2, 3)) for v in given(6, 4, 2, 3)]
-    ways = (vmap(lambda *v, f=f: derivatives(f, v))(*inputs) for f in (Lstm.apply, Stepwise.apply))
+    ways = (vmap(lambda *v, f=f: derivatives(f, v))(*inputs) for f in (Lstm.apply, stepwise))
     for found, expected in zip(*ways, strict=True):
         assert expected.abs().max() > 0
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
@@ -55,10 +66,11 @@ def test_one_client_at_a_time_the_operators_can_be_differentiated_twice():
 
 
 def test_the_operators_say_what_they_will_return():
-    z, h, c, w = given(2, 3, 4, 5)
+    inputs = given(2, 3, 4, 5)
     for keep in (True, False):
-        torch.library.opcheck(lstm_forward, (z, h, c, w, keep))
-    hs, cs, gates = lstm_forward(z, h, c, w, True)
+        torch.library.opcheck(lstm_forward, (*inputs, keep))
+    hs, cs, gates = lstm_forward(*inputs, True)
+    _, _, c, w, _ = inputs
     torch.library.opcheck(lstm_backward, (hs, cs, gates, c, cs, w))
 
 
@@ -122,10 +134,15 @@ CASES = [  # clients, steps, samples, units; tiles; samples of a program
 def test_kernels_give_what_the_steps_give(kernels, shape, tiles, samples, monkeypatch):
     triton, device = kernels
     monkeypatch.setattr(triton, "PROGRAMS", {16: 132, 32: 1}[samples])
-    tiles = triton.Tiles(*tiles) if tiles else None
-    z, h, c, w = given(*shape, torch.float32, device)
-    double = [v.double() for v in (z, h, c, w)]
-    expected, pull = torch.func.vjp(torch.func.vmap(Stepwise.apply), *double)
+    rest = "tf32x3", triton.Tiles(*tiles) if tiles else None
+    check(lambda *given: triton.forward(*given, *rest), lambda *given: triton.backward(*given, *rest), shape, device)
+
+
+def check(forward, backward, shape, device):
+    inputs = given(*shape, torch.float32, device)
+    z, h, c, w, bias = inputs
+    double = [v.double() for v in inputs]
+    expected, pull = torch.func.vjp(torch.func.vmap(stepwise), *double)
 
     def close(found, wanted):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=2e-6)
@@ -133,16 +150,54 @@ def test_kernels_give_what_the_steps_give(kernels, shape, tiles, samples, monkey
     def across(x):  # samples first in memory
         return x.transpose(1, 2).contiguous().transpose(1, 2)
 
-    hs, cs, gates = triton.forward(across(z), h, c, w, True, "tf32x3", tiles)
+    hs, cs, gates = forward(across(z), h, c, w, bias, True)
     close(hs, expected[0])
     close(cs, expected[1])
-    again, _, none = triton.forward(z, h, c, w, False, "tf32x3", tiles)
+    again, _, none = forward(*inputs, False)
     assert torch.equal(again, hs)
     assert none.numel() == 0
     dhs, dcs = across(torch.randn_like(hs)), across(torch.randn_like(cs))
     wanted = pull((dhs.double(), dcs.double()))
-    for found, gradient in zip(triton.backward(dhs, dcs, gates, c, cs, w, "tf32x3", tiles), wanted, strict=False):
+    for found, gradient in zip(backward(dhs, dcs, gates, c, cs, w), wanted, strict=False):
         close(found, gradient)
     if shape[0] == 2:  # clients that share their weights
-        shared = triton.forward(z, h, c, w[:1].expand_as(w), False, "tf32x3", tiles)[0]
-        close(shared, torch.func.vmap(Stepwise.apply, in_dims=(0, 0, 0, None))(*double[:3], double[3][0])[0])
+        shared = [v[:1].expand_as(v) for v in (w, bias)]
+        found = forward(z, h, c, *shared, False)[0]
+        close(found, torch.func.vmap(stepwise)(*double[:3], *(v.double() for v in shared))[0])
+
+
+class Emulated:
+    """CUDA's kernels on a CPU."""
+
+    def __init__(self, folder, **constants):
+        source = files("fedloom.kernels").joinpath("lstm.cu")
+        library = folder / ("_".join(f"{k}{int(v)}" for k, v in constants.items()) + ".so")
+        options = [f"-D{k}={int(v)}" for k, v in constants.items()] + [f'-DSOURCE="{source}"', "-pthread"]
+        flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-w", *options]
+        subprocess.run(["c++", *flags, Path(__file__).parent / "emulated.cpp", "-o", library], check=True)
+        self.library = ctypes.CDLL(str(library))
+
+    def launch(self, name, grid, threads, *args):
+        values = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in args]
+        self.library.launch(name.encode(), *grid, (ctypes.c_int64 * len(values))(*values))
+
+
+REGISTERS = [(2, 3, 10, 20), (1, 2, 13, 12)]  # clients, steps, samples, units
+
+
+@pytest.mark.parametrize("shape", REGISTERS, ids=str)
+def test_kernels_in_registers_give_what_the_steps_give(shape, tmp_path, monkeypatch):
+    """On a CPU they need a compiler that knows C++20."""
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cpu":
+        if shutil.which("c++") is None:
+            pytest.skip("no C++ compiler")
+
+        @cache
+        def emulated(device, size, rows, keep):
+            return Emulated(tmp_path, H=size, ROWS=rows, KEEP=keep, THREADS=lstm_cuda.threads(size))
+
+        monkeypatch.setattr(lstm_cuda, "kernels", emulated)
+    else:
+        assert lstm_cuda.takes(device, shape[-1])
+    check(lstm_cuda.forward, lstm_cuda.backward, shape, device)

@@ -98,7 +98,7 @@ def _stepwise(mode: str, x: Tensor, state: State, weights: list[Tensor]) -> tupl
     w_ih, w_hh, *biases = weights
     h = state[0]
     if mode == "LSTM":
-        out, cells = lstm(F.linear(x, w_ih, biases[0] + biases[1] if biases else None), h, state[1], w_hh)
+        out, cells = lstm(F.linear(x, w_ih), h, state[1], w_hh, biases[0] + biases[1] if biases else None)
         return out, (out[-1], cells[-1])
     b_ih, b_hh = biases or (None, None)
     steps = []

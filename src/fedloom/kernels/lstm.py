@@ -1,8 +1,9 @@
 """All steps of an LSTM layer with weights per client, differentiable as often as one likes.
 
-From z = W_ih x + b: (i, f, g, o) = z + W_hh h; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c'). Steps are taken one by
+From z = W_ih x: (i, f, g, o) = z + b + W_hh h; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c'). Steps are taken one by
 one in plain tensor operations, and what does not depend on the step before is one operation for all. On a GPU in
-float32, two kernels take all steps of all clients.
+float32, two kernels take all steps of all clients: in `lstm.cu` for layers whose weights fit the registers of one
+processor, in `lstm_triton.py` for others.
 """
 
 from importlib.util import find_spec
@@ -18,14 +19,15 @@ _TRITON = find_spec("triton") is not None
 Gates = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def lstm(z: Tensor, h: Tensor, c: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """z (t, b, 4 h), h and c (b, h), w (4 h, h): h and c after every step."""
+def lstm(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """z (t, b, 4 h), h and c (b, h), w (4 h, h), bias (4 h): h and c after every step."""
     if not _own_kernels(z):
-        return Stepwise.apply(z, h, c, w)
+        return Stepwise.apply(z if bias is None else z + bias, h, c, w)
+    bias = w.new_zeros(len(w)) if bias is None else bias
     if torch.is_grad_enabled():
-        hs, cs, _ = Lstm.apply(z, h, c, w)
+        hs, cs, _ = Lstm.apply(z, h, c, w, bias)
     else:
-        hs, cs, _ = _one(lstm_forward(*_stacked(z, h, c, w), False))
+        hs, cs, _ = _one(lstm_forward(*_stacked(z, h, c, w, bias), False))
     return hs, cs
 
 
@@ -77,13 +79,13 @@ def _gradients(
     dhs: Tensor, dcs: Tensor, z: Tensor, h: Tensor, c: Tensor, w: Tensor, hs: Tensor, cs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """To z, h, c and w, by inputs and outputs alone."""
-    before = _given(h, hs)
-    dz, dh, dc = _back(dhs, dcs, _gates(z, before, w), c, cs, w)
-    return dz, dh, dc, _to_weights(dz, before)
+    dz, dh, dc = _back(dhs, dcs, _gates(z, _given(h, hs), w), c, cs, w)
+    return dz, dh, dc, _to_weights(dz, h, hs)
 
 
-def _to_weights(dz: Tensor, before: Tensor) -> Tensor:
-    return dz.flatten(0, 1).t() @ before.flatten(0, 1)
+def _to_weights(dz: Tensor, h: Tensor, hs: Tensor) -> Tensor:
+    """The first step apart: to put its h before the others would copy them all."""
+    return torch.addmm(dz[0].t() @ h, dz[1:].flatten(0, 1).t(), hs[:-1].flatten(0, 1))
 
 
 class Stepwise(torch.autograd.Function):
@@ -105,10 +107,19 @@ class Stepwise(torch.autograd.Function):
 # -- operators over stacked clients ------------------------------------------------------------------------------
 
 
-def _triton() -> Any:
-    from fedloom.kernels import lstm_triton  # there where torch comes with CUDA
+def in_rows(x: Tensor) -> Tensor:
+    """With rows, or a client's whole matrix, in one piece; clients may share their memory."""
+    own = x.stride(-1) == 1 and (x.dim() != 3 or x.stride(1) == x.shape[2])
+    return x if own else x.contiguous()
 
-    return lstm_triton
+
+def _by_kernels(name: str, w: Tensor, *args: Any) -> Any:
+    """In registers where the weights fit them, else by Triton, which is there where torch comes with CUDA."""
+    from fedloom.kernels import lstm_cuda, lstm_triton
+
+    if lstm_cuda.takes(w.device, w.shape[2]):
+        return getattr(lstm_cuda, name)(*args)
+    return getattr(lstm_triton, name)(*args, precision())
 
 
 def _each(f: Any, *stacked: Tensor) -> Any:
@@ -118,20 +129,21 @@ def _each(f: Any, *stacked: Tensor) -> Any:
 
 
 @torch.library.custom_op("fedloom::lstm_forward", mutates_args=())
-def lstm_forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+def lstm_forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """States (n, t, b, h) after every step, twice, and gates (n, t, b, 4 h), if they are to be kept."""
     if z.is_cuda:
-        return _triton().forward(z, h, c, w, keep, precision())
+        return _by_kernels("forward", w, z, h, c, w, bias, keep)
 
-    def one(z: Tensor, h: Tensor, c: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def one(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        z = z + bias
         hs, cs = _steps(z, h, c, w)
         return hs, cs, torch.cat(_gates(z, _given(h, hs), w), -1) if keep else z[:0]
 
-    return _each(one, z, h, c, w)
+    return _each(one, z, h, c, w, bias)
 
 
 @lstm_forward.register_fake
-def _(z: Tensor, h: Tensor, c: Tensor, w: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     n, steps, batch, four = z.shape
     hs, cs = (z.new_empty(n, steps, batch, h.shape[2]) for _ in range(2))
     return hs, cs, z.new_empty(n, steps if keep else 0, batch, four)
@@ -143,7 +155,7 @@ def lstm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients to z (n, t, b, 4 h), and to the h and c (n, b, h) that the first step was given."""
     if dhs.is_cuda:
-        return _triton().backward(dhs, dcs, gates, c, cs, w, precision())
+        return _by_kernels("backward", w, dhs, dcs, gates, c, cs, w)
 
     def one(dhs: Tensor, dcs: Tensor, gates: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return _back(dhs, dcs, gates.chunk(4, -1), *rest)  # type: ignore[arg-type]
@@ -156,7 +168,7 @@ def _(dhs: Tensor, dcs: Tensor, gates: Tensor, c: Tensor, cs: Tensor, w: Tensor)
     return gates.new_empty(gates.shape), c.new_empty(c.shape), c.new_empty(c.shape)
 
 
-over_clients(lstm_forward, 4)
+over_clients(lstm_forward, 5)
 over_clients(lstm_backward, 6)
 
 
@@ -177,8 +189,8 @@ class Lstm(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        return _one(lstm_forward(*_stacked(z, h, c, w), True))
+    def forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        return _one(lstm_forward(*_stacked(z, h, c, w, bias), True))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -197,10 +209,11 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        dhs: Tensor, dcs: Tensor, z: Tensor, h: Tensor, c: Tensor, w: Tensor, hs: Tensor, cs: Tensor, gates: Tensor
-    ) -> tuple[Tensor, ...]:
+        dhs: Tensor, dcs: Tensor, z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor,
+        hs: Tensor, cs: Tensor, gates: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         dz, dh, dc = _one(lstm_backward(*_stacked(dhs, dcs, gates, c, cs, w)))
-        return dz, dh, dc, _to_weights(dz, _given(h, hs))
+        return dz, dh, dc, _to_weights(dz, h, hs), dz.sum((0, 1))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -208,5 +221,11 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        pull = torch.func.vjp(_gradients, *ctx.saved_tensors)[1]
+        def plain(
+            dhs: Tensor, dcs: Tensor, z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, hs: Tensor, cs: Tensor
+        ) -> tuple[Tensor, ...]:
+            found = _gradients(dhs, dcs, z + bias, h, c, w, hs, cs)
+            return *found, found[0].sum((0, 1))
+
+        pull = torch.func.vjp(plain, *ctx.saved_tensors)[1]
         return *pull(gradients), None

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedloom.kernels.lstm import in_rows
+
 PROGRAMS = 132  # processors of an H100
 ROWS = 32  # samples of a program at most
 
@@ -52,16 +54,17 @@ def _dot(x, y, total, PRECISION: tl.constexpr):
 
 @triton.jit
 def _forward(
-    z, h0, c0, w, hs, cs, gates, T, B, z_n, z_t, z_b, w_n,
+    z, h0, c0, w, bias, hs, cs, gates, T, B, z_n, z_t, z_b, w_n, bias_n,
     H: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, UNITS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """(i, f, g, o) = z[t] + w h; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c')."""
+    """(i, f, g, o) = z[t] + bias + w h; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c')."""
     client = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     n = tl.arange(0, 4 * UNITS)
     z += client * z_n
     w += client * w_n
+    bias += client * bias_n
     hs += client * T * B * H
     cs += client * T * B * H
     gates += client * T * B * (4 * H)
@@ -73,10 +76,11 @@ def _forward(
             there = (b < B)[:, None] & (u < H)[None, :]
             at = b[:, None] * H + u[None, :]
             z_at = z + b[:, None] * z_b + u[None, :]  # asked for now, needed after the product
-            z_i = tl.load(z_at, mask=there, other=0.0)
-            z_f = tl.load(z_at + H, mask=there, other=0.0)
-            z_g = tl.load(z_at + 2 * H, mask=there, other=0.0)
-            z_o = tl.load(z_at + 3 * H, mask=there, other=0.0)
+            b_at = bias + u
+            z_i = tl.load(z_at, mask=there, other=0.0) + tl.load(b_at, mask=u < H, other=0.0)[None, :]
+            z_f = tl.load(z_at + H, mask=there, other=0.0) + tl.load(b_at + H, mask=u < H, other=0.0)[None, :]
+            z_g = tl.load(z_at + 2 * H, mask=there, other=0.0) + tl.load(b_at + 2 * H, mask=u < H, other=0.0)[None, :]
+            z_o = tl.load(z_at + 3 * H, mask=there, other=0.0) + tl.load(b_at + 3 * H, mask=u < H, other=0.0)[None, :]
             c = tl.load(c_from + at, mask=there, other=0.0)
             # A unit's four gates side by side: threads must exchange them, and all that follows is done in the layout
             # of what was loaded. Gate after gate, every operand would be exchanged.
@@ -184,18 +188,19 @@ def _backward(
 
 
 def forward(
-    z: Tensor, h: Tensor, c: Tensor, w: Tensor, keep: bool, precision: str, tiles: Tiles | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """States after every step, and the gates (if they are to be kept): z (n, t, b, 4 h), w (n, 4 h, h)."""
+    z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, keep: bool, precision: str,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """States after every step, and gates (if they are kept): z (n, t, b, 4 h), w (n, 4 h, h), bias (n, 4 h)."""
     n, steps, batch, _ = z.shape
     size = w.shape[2]
-    z, h, c, w = _rows(z), h.contiguous(), c.contiguous(), _rows(w)
+    z, h, c, w, bias = in_rows(z), h.contiguous(), c.contiguous(), in_rows(w), in_rows(bias)
     hs, cs = (z.new_empty(n, steps, batch, size) for _ in range(2))
     gates = z.new_empty(n, steps if keep else 0, batch, 4 * size)
     rows = _samples(n, batch)
     units, depth, warps, stages = tiles or usual(size, rows)
     _forward[(n, triton.cdiv(batch, rows))](
-        z, h, c, w, hs, cs, gates, steps, batch, *z.stride()[:3], w.stride(0),
+        z, h, c, w, bias, hs, cs, gates, steps, batch, *z.stride()[:3], w.stride(0), bias.stride(0),
         size, keep, precision, rows, units, depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return hs, cs, gates
@@ -207,7 +212,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients to z, h and c from those to the states after every step."""
     n, steps, batch, size = dhs.shape
-    dhs, dcs, w = _rows(dhs), _rows(dcs), _rows(w)
+    dhs, dcs, w = in_rows(dhs), in_rows(dcs), in_rows(w)
     gates, c, cs = gates.contiguous(), c.contiguous(), cs.contiguous()
     dz, dh, dc = torch.empty_like(gates), torch.empty_like(c), torch.empty_like(c)
     rows = _samples(n, batch)
@@ -228,9 +233,3 @@ def usual(size: int, rows: int) -> Tiles:
 def _samples(n: int, batch: int) -> int:
     """Few, so that all processors have work; more, where there are programs enough, as all read the weights."""
     return ROWS if batch > 16 and n * triton.cdiv(batch, 16) > PROGRAMS else 16
-
-
-def _rows(x: Tensor) -> Tensor:
-    """With rows, or whole matrices, in one piece; clients may share their memory."""
-    own = x.stride(-1) == 1 and (x.dim() == 4 or x.stride(1) == x.shape[2])
-    return x if own else x.contiguous()

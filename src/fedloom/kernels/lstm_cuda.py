@@ -1,0 +1,74 @@
+"""Kernels for LSTM layers whose weights fit the registers of one processor (see lstm.cu)."""
+
+import logging
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fedloom.kernels.lstm import in_rows
+from fedloom.kernels.nvrtc import Kernels
+
+log = logging.getLogger("fedloom")
+
+UNITS = 104  # at most
+ROWS = 12  # samples of a program at most
+
+
+@cache
+def kernels(device: torch.device, size: int, rows: int, keep: bool) -> Kernels:
+    return Kernels("lstm.cu", device, H=size, ROWS=rows, KEEP=keep, THREADS=threads(size))
+
+
+@cache
+def takes(device: torch.device, size: int) -> bool:
+    """Whether layers of this size have such kernels here."""
+    if size > UNITS or size % 4:
+        return False
+    try:
+        kernels(device, size, 1, False)
+    except (AttributeError, OSError, RuntimeError) as error:  # CUDA is not the one this was written for
+        log.debug("No kernels for an LSTM in registers: %s", error)
+        return False
+    return True
+
+
+def forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """States after every step, and gates (if they are kept): z (n, t, b, 4 h), w (n, 4 h, h), bias (n, 4 h)."""
+    n, steps, batch, _ = z.shape
+    size, (rows, programs) = w.shape[2], _shares(batch)
+    z, h, c, w, bias = in_rows(z), h.contiguous(), c.contiguous(), in_rows(w), in_rows(bias)
+    hs, cs = (z.new_empty(n, steps, batch, size) for _ in range(2))
+    gates = z.new_empty(n, steps if keep else 0, batch, 4 * size)
+    kernels(z.device, size, rows, keep).launch(
+        "forward", (n, programs), threads(size),
+        z, h, c, w, bias, hs, cs, gates, steps, batch, *z.stride()[:3], w.stride(0), bias.stride(0),
+    )  # fmt: skip
+    return hs, cs, gates
+
+
+def backward(
+    dhs: Tensor, dcs: Tensor, gates: Tensor, c: Tensor, cs: Tensor, w: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients to z, h and c from those to the states after every step."""
+    n, steps, batch, size = dhs.shape
+    rows, programs = _shares(batch)
+    dhs, dcs, w = in_rows(dhs), in_rows(dcs), in_rows(w)
+    gates, c, cs = gates.contiguous(), c.contiguous(), cs.contiguous()
+    dz, dh, dc = torch.empty_like(gates), torch.empty_like(c), torch.empty_like(c)
+    kernels(dhs.device, size, rows, True).launch(
+        "backward", (n, programs), threads(size),
+        dhs, dcs, gates, c, cs, w, dz, dh, dc, steps, batch, *dhs.stride()[:3], *dcs.stride()[:3], w.stride(0),
+    )  # fmt: skip
+    return dz, dh, dc
+
+
+def threads(size: int) -> int:
+    """Four for a unit, in whole warps."""
+    return -(-4 * size // 32) * 32
+
+
+def _shares(batch: int) -> tuple[int, int]:
+    """Samples of a program, and programs of a client."""
+    programs = -(-batch // ROWS)
+    return -(-batch // programs), programs

@@ -1,0 +1,60 @@
+"""Kernels in CUDA's own language, compiled by the library for it that comes with torch (NVRTC)."""
+
+import ctypes
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+class Kernels:
+    """Those of a file beside this one, compiled for a device with some constants."""
+
+    def __init__(self, file: str, device: torch.device, **constants: int) -> None:
+        self.library, self.module = _library(), ctypes.c_void_p()
+        major, minor = torch.cuda.get_device_capability(device)
+        options = [f"--gpu-architecture=sm_{major}{minor}", *(f"-D{k}={int(v)}" for k, v in constants.items())]
+        self._check(self.library.cuModuleLoadData(ctypes.byref(self.module), self._compiled(file, options)))
+
+    def _compiled(self, file: str, options: list[str]) -> ctypes.Array:
+        source = files("fedloom.kernels").joinpath(file).read_bytes()
+        program, given = ctypes.c_void_p(), (ctypes.c_char_p * len(options))(*map(str.encode, options))
+        self._check(self.library.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), 0, None, None))
+        try:
+            if self.library.nvrtcCompileProgram(program, len(options), given):
+                raise RuntimeError(f"{file}: {self._read(program, 'ProgramLog').value.decode()}")
+            return self._read(program, "CUBIN")
+        finally:
+            self.library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _read(self, program: ctypes.c_void_p, what: str) -> ctypes.Array:
+        size = ctypes.c_size_t()
+        self._check(getattr(self.library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        text = ctypes.create_string_buffer(size.value)
+        self._check(getattr(self.library, f"nvrtcGet{what}")(program, text))
+        return text
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise RuntimeError(f"CUDA answers with error {status}.")
+
+    @cache  # noqa: B019
+    def _kernel(self, name: str) -> ctypes.c_void_p:
+        kernel = ctypes.c_void_p()
+        self._check(self.library.cuModuleGetFunction(ctypes.byref(kernel), self.module, name.encode()))
+        return kernel
+
+    def launch(self, name: str, grid: tuple[int, int], threads: int, *args: Tensor | int) -> None:
+        """On the current stream; a kernel takes pointers and 64-bit integers."""
+        values = [ctypes.c_int64(v.data_ptr() if isinstance(v, Tensor) else v) for v in args]
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        self._check(self.library.cuLaunchKernel(self._kernel(name), *grid, 1, threads, 1, 1, 0, stream, pointers, None))
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """torch's, which brings NVRTC and the driver along."""
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libcaffe2_nvrtc.so"))

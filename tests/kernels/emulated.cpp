@@ -1,0 +1,61 @@
+// Runs the kernels of a .cu file on a CPU: a thread for each of theirs, which wait for each other wherever a block or a
+// warp does. SOURCE: the file. THREADS: of a block.
+
+#include <barrier>
+#include <cmath>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __expf expf
+#define __fdividef(x, y) ((x) / (y))
+
+struct Index { int x, y; };
+static thread_local Index threadIdx, blockIdx;
+static std::barrier<>* block;
+static float exchanged[THREADS];
+
+static void __syncthreads() { block->arrive_and_wait(); }
+
+static float __shfl_xor_sync(unsigned, float mine, int apart) {
+    exchanged[threadIdx.x] = mine;
+    block->arrive_and_wait();
+    float other = exchanged[threadIdx.x ^ apart];
+    block->arrive_and_wait();
+    return other;
+}
+
+#include SOURCE
+
+template <class... Args, size_t... I>
+static void call(void (*kernel)(Args...), const long long* args, std::index_sequence<I...>) {
+    kernel((Args)args[I]...);
+}
+
+template <class... Args>
+static void run(void (*kernel)(Args...), int width, int height, const long long* args) {
+    for (int x = 0; x < width; x++)
+        for (int y = 0; y < height; y++) {
+            std::barrier<> here(THREADS);
+            block = &here;
+            std::vector<std::thread> threads;
+            for (int t = 0; t < THREADS; t++)
+                threads.emplace_back([=] {
+                    threadIdx = {t, 0};
+                    blockIdx = {x, y};
+                    call(kernel, args, std::index_sequence_for<Args...>());
+                });
+            for (auto& thread : threads) thread.join();
+        }
+}
+
+extern "C" void launch(const char* name, int width, int height, const long long* args) {
+    if (std::string(name) == "forward") run(forward, width, height, args);
+    else run(backward, width, height, args);
+}
