@@ -1,16 +1,20 @@
 // All steps of an LSTM layer of many clients, each with its own weights, forward and back through time.
 //
-// A program takes some samples of one client, and its threads keep all weights in registers: H of them each, so a step
-// reads nothing but what the step before left in shared memory. Threads that share a product each take every n-th of
-// its terms, for four samples at a time, and exchange the sums so that each has those of one sample and unit.
+// A program takes some samples of one client, and its threads keep all weights in registers, so a step reads nothing else
+// but what the step before left in shared memory, and what was asked for a step ago. First each thread computes a slice
+// of the sums, for four columns of weights and all samples; then each takes some of the units of some of the samples and
+// adds up their slices.
 //
-// H: units, a multiple of 4. ROWS: samples of a program. KEEP: gates are wanted.
+// H: units, a multiple of 4. ROWS: samples of a program. KEEP: gates are wanted. SLICES: of the product with h; there are
+// four times as many of the product on the way back. THREADS: H for every slice, in whole warps.
 
-#define GROUPS ((ROWS + 3) / 4)  // of four samples
-#define PART (H / 4)             // terms of a thread
-#define ALL 0xffffffffu
+#define GROUPS ((ROWS + 3) / 4)                           // of four samples
+#define TERMS ((H + SLICES - 1) / SLICES)                 // of a slice
+#define CELLS ((ROWS * H + THREADS - 1) / THREADS)  // units of samples that a thread takes
 
-struct alignas(16) Four { float at[4]; };
+struct alignas(16) Four {
+    float at[4];
+};
 
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
@@ -21,94 +25,129 @@ __device__ __forceinline__ float tangent(float x) {
     return y < 0.0625f ? near : 2 * sigmoid(2 * x) - 1;
 }
 
-// What this thread and the one `apart` from it have of two sums: each keeps one of them.
-__device__ __forceinline__ float shared(float first, float second, bool keeps_second, int apart) {
-    float other = __shfl_xor_sync(ALL, keeps_second ? first : second, apart);
-    return (keeps_second ? second : first) + other;
+#ifndef EMULATED
+__device__ __forceinline__ void fetch(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from));
 }
 
-// sums[c][r] += of four samples r, this thread's terms of the products with its four columns c of weights.
+__device__ __forceinline__ void fetched() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+extern __shared__ Four room[];
+#endif
+
+// sums[r] = the terms of a slice for the samples 4 * group + r; samples are `apart` in `sums`.
 template <int SAMPLES>
-__device__ __forceinline__ void multiply(const Four* x, int apart, const float (&w)[PART][4], float (&sums)[4][4]) {
+__device__ __forceinline__ void multiply(const Four (&weights)[TERMS], const Four (*x)[GROUPS], Four* sums, int apart) {
+    Four found[SAMPLES] = {};
 #pragma unroll
-    for (int i = 0; i < PART; i++) {
-        Four some = x[i * apart];
+    for (int i = 0; i < TERMS; i++) {
+        const Four some = x[i][0];
 #pragma unroll
-        for (int c = 0; c < 4; c++)
+        for (int r = 0; r < SAMPLES; r++)
 #pragma unroll
-            for (int r = 0; r < SAMPLES; r++) sums[c][r] = fmaf(w[i][c], some.at[r], sums[c][r]);
+            for (int c = 0; c < 4; c++) found[r].at[c] = fmaf(weights[i].at[c], some.at[r], found[r].at[c]);
     }
+#pragma unroll
+    for (int r = 0; r < SAMPLES; r++) sums[r * apart] = found[r];
 }
 
-__device__ __forceinline__ void multiply(int group, const Four* x, int apart, const float (&w)[PART][4], float (&sums)[4][4]) {
-    if (group < ROWS / 4) multiply<4>(x, apart, w, sums);
-    else multiply<ROWS % 4>(x, apart, w, sums);
+__device__ __forceinline__ void multiply_all(const Four (&weights)[TERMS], const Four (*x)[GROUPS], Four* sums, int apart) {
+#pragma unroll
+    for (int group = 0; group < ROWS / 4; group++)
+        multiply<4>(weights, (const Four(*)[GROUPS])(x[0] + group), sums + 4 * group * apart, apart);
+#if ROWS % 4
+    multiply<ROWS % 4>(weights, (const Four(*)[GROUPS])(x[0] + ROWS / 4), sums + ROWS / 4 * 4 * apart, apart);
+#endif
 }
 
-// (i, f, g, o) = z[t] + bias + w h; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c'). Four threads share a unit.
+// -- forward ----------------------------------------------------------------------------------------------------------
+
+struct ForwardRoom {
+    Four states[SLICES * TERMS][GROUPS];  // of four samples
+    Four sums[SLICES][ROWS][H];           // of a unit's four gates
+    float inputs[2][CELLS][4][THREADS];
+};
+
+// (i, f, g, o) = z[t] + bias + w h; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c')
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     const float* z, const float* h0, const float* c0, const float* w, const float* bias, float* hs, float* cs, float* gates,
     long long steps, long long samples, long long z_n, long long z_t, long long z_b, long long w_n, long long bias_n
 ) {
-    __shared__ Four states[2][H][GROUPS];
-    const int lane = threadIdx.x % 4, mine = threadIdx.x / 4, unit = mine < H ? mine : 0;
-    const long long client = blockIdx.x;
-    const int first = blockIdx.y * ROWS, batch = (int)samples;
-    const long long size = samples * H;
-    float weights[PART][4];
+    ForwardRoom& here = *(ForwardRoom*)room;
+    const int me = threadIdx.x, slice = me / H, column = me % H;
+    const long long client = blockIdx.x, size = samples * H;
+    const int first = blockIdx.y * ROWS, rows = samples - first < ROWS ? (int)(samples - first) : ROWS;
+    w += client * w_n;
+    bias += client * bias_n;
+    z += client * z_n + first * z_b;
+    h0 += client * size + first * H;
+    c0 += client * size + first * H;
+    hs += client * steps * size + first * H;
+    cs += client * steps * size + first * H;
+    gates += 4 * (client * steps * size + first * H);
+
+    Four weights[TERMS];
 #pragma unroll
-    for (int i = 0; i < PART; i++)
+    for (int i = 0; i < TERMS; i++)
 #pragma unroll
-        for (int gate = 0; gate < 4; gate++) weights[i][gate] = w[client * w_n + (gate * H + unit) * H + 4 * i + lane];
-    float cells[GROUPS];
+        for (int gate = 0; gate < 4; gate++) {
+            const int k = slice * TERMS + i;
+            weights[i].at[gate] = slice < SLICES && k < H ? w[(gate * H + column) * H + k] : 0;
+        }
+    auto ask = [&](int step) {
 #pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-        const int row = 4 * group + lane, b = first + row;
-        const bool there = mine < H && row < ROWS && b < batch;
-        const long long at = client * size + (long long)b * H + unit;
-        cells[group] = there ? c0[at] : 0.0f;
-        if (mine < H) states[0][unit][group].at[lane] = there ? h0[at] : 0.0f;
-    }
-    z += client * z_n + (long long)(first + lane) * z_b + unit;
-    bias += client * bias_n + unit;
-    const long long place = client * steps * size + (long long)(first + lane) * H + unit;
-    hs += place;
-    cs += place;
-    gates += client * steps * 4 * size + (long long)(first + lane) * 4 * H + unit;
+        for (int cell = 0; cell < CELLS; cell++) {
+            const int at = cell * THREADS + me, row = at / H;
+            if (row < rows)
+#pragma unroll
+                for (int gate = 0; gate < 4; gate++)
+                    fetch(&here.inputs[step & 1][cell][gate][me], z + row * z_b + gate * H + at % H);
+        }
+    };
+    ask(0);
+    for (int k = me; k < SLICES * TERMS * GROUPS; k += THREADS) ((Four*)here.states)[k] = Four{};
     __syncthreads();
-    for (int t = 0; t < steps; t++) {
+    float cells[CELLS];
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-            const int row = 4 * group + lane;
-            const bool there = mine < H && row < ROWS && first + row < batch;
-            float inputs[4], sums[4][4] = {};
+    for (int cell = 0; cell < CELLS; cell++) {
+        const int at = cell * THREADS + me, row = at / H;
+        if (row >= rows) continue;
+        cells[cell] = c0[at];
+        here.states[at % H][row / 4].at[row % 4] = h0[at];
+    }
+    __syncthreads();
+
+    for (int step = 0; step < steps; step++) {
+        z += z_t;
+        fetched();
+        if (step + 1 < steps) ask(step + 1);
+        if (slice < SLICES) multiply_all(weights, &here.states[slice * TERMS], &here.sums[slice][0][column], H);
+        __syncthreads();
 #pragma unroll
-            for (int gate = 0; gate < 4; gate++) inputs[gate] = there ? z[4 * group * z_b + gate * H] + bias[gate * H] : 0.0f;
-            multiply(group, &states[t & 1][lane][group], 4 * GROUPS, weights, sums);
-            float gate[4];
+        for (int cell = 0; cell < CELLS; cell++) {
+            const int at = cell * THREADS + me, row = at / H, unit = at % H;
+            if (row >= rows) continue;
+            float sums[4];
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const bool high = lane & 2, odd = lane & 1;
-                float even = shared(sums[k][0], sums[k][2], high, 2), uneven = shared(sums[k][1], sums[k][3], high, 2);
-                gate[k] = inputs[k] + shared(even, uneven, odd, 1);
-            }
-            const float i = sigmoid(gate[0]), f = sigmoid(gate[1]), g = tangent(gate[2]), o = sigmoid(gate[3]);
-            const float c = f * cells[group] + i * g, h = o * tangent(c);
-            cells[group] = c;
-            if (there) {
-                states[(t + 1) & 1][unit][group].at[lane] = h;
-                hs[4 * group * H] = h;
-                cs[4 * group * H] = c;
-                if (KEEP) {
-                    float* to = gates + 16 * group * H;
-                    to[0] = i;
-                    to[H] = f;
-                    to[2 * H] = g;
-                    to[3 * H] = o;
-                }
+            for (int gate = 0; gate < 4; gate++) sums[gate] = here.inputs[step & 1][cell][gate][me] + bias[gate * H + unit];
+#pragma unroll
+            for (int s = 0; s < SLICES; s++)
+#pragma unroll
+                for (int gate = 0; gate < 4; gate++) sums[gate] += here.sums[s][row][unit].at[gate];
+            const float i = sigmoid(sums[0]), f = sigmoid(sums[1]), g = tangent(sums[2]), o = sigmoid(sums[3]);
+            const float c = f * cells[cell] + i * g, h = o * tangent(c);
+            cells[cell] = c;
+            here.states[unit][row / 4].at[row % 4] = h;
+            hs[at] = h;
+            cs[at] = c;
+            if (KEEP) {
+                float* to = gates + 4 * row * H + unit;
+                to[0] = i;
+                to[H] = f;
+                to[2 * H] = g;
+                to[3 * H] = o;
             }
         }
-        z += z_t;
         hs += size;
         cs += size;
         gates += 4 * size;
@@ -116,97 +155,105 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     }
 }
 
-// From the last step to the first, and once more for the gradient to what the first was given. Sixteen threads share
-// four units.
+// -- back through time ------------------------------------------------------------------------------------------------
+
+struct BackwardRoom {
+    Four slopes[4 * SLICES * TERMS][GROUPS];
+    Four sums[4 * SLICES][ROWS][H / 4];
+    float inputs[2][CELLS][7][THREADS];  // gates, the cell that the step was given, gradients to h and c
+};
+
+// From the last step to the first, and once more for the gradient to what the first was given.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const float* dhs, const float* dcs, const float* gates, const float* c0, const float* cs, const float* w,
     float* dz, float* dh0, float* dc0, long long steps, long long samples,
     long long dh_n, long long dh_t, long long dh_b, long long dc_n, long long dc_t, long long dc_b, long long w_n
 ) {
-    __shared__ Four slopes[2][4 * H][GROUPS];
-    const int lane = threadIdx.x % 16, four = threadIdx.x / 16 * 4;
-    const bool exists = four < H;
-    const int unit = (exists ? four : 0) + lane / 4;
-    const long long client = blockIdx.x;
-    const int first = blockIdx.y * ROWS, batch = (int)samples;
-    const long long size = samples * H;
-    float weights[PART][4];
+    BackwardRoom& here = *(BackwardRoom*)room;
+    const int me = threadIdx.x, slice = me / (H / 4), column = me % (H / 4);
+    const long long client = blockIdx.x, size = samples * H, end = client * steps + steps - 1;
+    const int first = blockIdx.y * ROWS, rows = samples - first < ROWS ? (int)(samples - first) : ROWS;
+    w += client * w_n;
+    cs += end * size + first * H;
+    c0 += client * size + first * H;
+    dh0 += client * size + first * H;
+    dc0 += client * size + first * H;
+    gates += 4 * (end * size + first * H);
+    dz += 4 * (end * size + first * H);
+    dhs += client * dh_n + (steps - 1) * dh_t + first * dh_b;
+    dcs += client * dc_n + (steps - 1) * dc_t + first * dc_b;
+
+    Four weights[TERMS];
 #pragma unroll
-    for (int i = 0; i < PART; i++) {
-        const float* from = w + client * w_n + (16 * i + lane) * H + (exists ? four : 0);
+    for (int i = 0; i < TERMS; i++)
 #pragma unroll
-        for (int c = 0; c < 4; c++) weights[i][c] = from[c];
-    }
-    for (int k = threadIdx.x; k < 4 * H * GROUPS; k += THREADS) slopes[0][k / GROUPS][k % GROUPS] = slopes[1][k / GROUPS][k % GROUPS] = Four{};
-    float late[GROUPS], cells[GROUPS];  // gradients to cells from later steps; cells after the step
-    const long long last = client * steps + steps - 1, place = (long long)(first + lane % 4) * H + unit;
-    dhs += client * dh_n + (steps - 1) * dh_t + (long long)(first + lane % 4) * dh_b + unit;
-    dcs += client * dc_n + (steps - 1) * dc_t + (long long)(first + lane % 4) * dc_b + unit;
-    cs += last * size + place;
-    c0 += client * size + place;
-    dh0 += client * size + place;
-    dc0 += client * size + place;
-    gates += 4 * (last * size + (long long)(first + lane % 4) * H) + unit;
-    dz += 4 * (last * size + (long long)(first + lane % 4) * H) + unit;
+        for (int c = 0; c < 4; c++) {
+            const int k = slice * TERMS + i;
+            weights[i].at[c] = slice < 4 * SLICES && k < 4 * H ? w[k * H + 4 * column + c] : 0;
+        }
+    auto ask = [&](int step) {
+        const float* before = step + 1 < steps ? cs - (step + 1) * size : c0;
 #pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-        const int row = 4 * group + lane % 4;
-        late[group] = 0.0f;
-        cells[group] = exists && row < ROWS && first + row < batch ? cs[4 * group * H] : 0.0f;
+        for (int cell = 0; cell < CELLS; cell++) {
+            const int at = cell * THREADS + me, row = at / H, unit = at % H;
+            if (row >= rows) continue;
+            auto* to = here.inputs[step & 1][cell];
+#pragma unroll
+            for (int gate = 0; gate < 4; gate++)
+                fetch(&to[gate][me], gates - step * 4 * size + (4 * row + gate) * H + unit);
+            fetch(&to[4][me], before + at);
+            fetch(&to[5][me], dhs - step * dh_t + row * dh_b + unit);
+            fetch(&to[6][me], dcs - step * dc_t + row * dc_b + unit);
+        }
+    };
+    ask(0);
+    for (int k = me; k < 4 * SLICES * TERMS * GROUPS; k += THREADS) ((Four*)here.slopes)[k] = Four{};
+    float late[CELLS], cells[CELLS];  // gradients to cells from later steps; cells after the step
+#pragma unroll
+    for (int cell = 0; cell < CELLS; cell++) {
+        const int at = cell * THREADS + me;
+        late[cell] = 0;
+        if (at / H < rows) cells[cell] = cs[at];
     }
     __syncthreads();
-    for (int back = 0; back <= steps; back++) {
-        const bool over = back == steps;
+
+    for (int step = 0; step <= steps; step++) {
+        fetched();
+        if (step + 1 < steps) ask(step + 1);
+        if (slice < 4 * SLICES) multiply_all(weights, &here.slopes[slice * TERMS], &here.sums[slice][0][column], H / 4);
+        __syncthreads();
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-            const int row = 4 * group + lane % 4;
-            const bool there = exists && row < ROWS && first + row < batch, now = there && !over;
-            const float* from = gates + 16 * group * H;
-            const float i = now ? from[0] : 0.0f, f = now ? from[H] : 0.0f, g = now ? from[2 * H] : 0.0f;
-            const float o = now ? from[3 * H] : 0.0f;
-            const float* before = back == steps - 1 ? c0 : cs - size;
-            const float given = now ? before[4 * group * H] : 0.0f;
-            float dh = now ? dhs[4 * group * dh_b] : 0.0f, dc = now ? dcs[4 * group * dc_b] : 0.0f;
-            float sums[4][4] = {};
-            multiply(group, &slopes[back & 1][lane][group], 16 * GROUPS, weights, sums);
-            float half[2][4], quarter[4], pair[2];
+        for (int cell = 0; cell < CELLS; cell++) {
+            const int at = cell * THREADS + me, row = at / H, unit = at % H;
+            if (row >= rows) continue;
+            float carried = 0;
 #pragma unroll
-            for (int r = 0; r < 4; r++) {
-                half[0][r] = shared(sums[0][r], sums[2][r], lane & 8, 8);
-                half[1][r] = shared(sums[1][r], sums[3][r], lane & 8, 8);
-                quarter[r] = shared(half[0][r], half[1][r], lane & 4, 4);
+            for (int s = 0; s < 4 * SLICES; s++) carried += here.sums[s][row][unit / 4].at[unit % 4];
+            if (step == steps) {
+                dh0[at] = carried;
+                dc0[at] = late[cell];
+                continue;
             }
-            pair[0] = shared(quarter[0], quarter[2], lane & 2, 2);
-            pair[1] = shared(quarter[1], quarter[3], lane & 2, 2);
-            dh += shared(pair[0], pair[1], lane & 1, 1);
-            if (over && there) {
-                dh0[4 * group * H] = dh;
-                dc0[4 * group * H] = late[group];
-            }
-            const float out = tangent(cells[group]);
-            dc += late[group] + dh * o * (1 - out * out);
-            const float to_i = dc * g * i * (1 - i), to_f = dc * given * f * (1 - f), to_g = dc * i * (1 - g * g);
-            const float to_o = dh * out * o * (1 - o);
-            late[group] = dc * f;
-            cells[group] = given;
-            if (now) {
-                Four (*next)[GROUPS] = slopes[(back + 1) & 1];
-                next[unit][group].at[lane % 4] = to_i;
-                next[H + unit][group].at[lane % 4] = to_f;
-                next[2 * H + unit][group].at[lane % 4] = to_g;
-                next[3 * H + unit][group].at[lane % 4] = to_o;
-                float* to = dz + 16 * group * H;
-                to[0] = to_i;
-                to[H] = to_f;
-                to[2 * H] = to_g;
-                to[3 * H] = to_o;
+            auto* given = here.inputs[step & 1][cell];
+            const float i = given[0][me], f = given[1][me], g = given[2][me], o = given[3][me], before = given[4][me];
+            const float dh = given[5][me] + carried, out = tangent(cells[cell]);
+            const float dc = given[6][me] + late[cell] + dh * o * (1 - out * out);
+            const float to[4] = {dc * g * i * (1 - i), dc * before * f * (1 - f), dc * i * (1 - g * g), dh * out * o * (1 - o)};
+            late[cell] = dc * f;
+            cells[cell] = before;
+#pragma unroll
+            for (int gate = 0; gate < 4; gate++) {
+                here.slopes[gate * H + unit][row / 4].at[row % 4] = to[gate];
+                dz[(4 * row + gate) * H + unit] = to[gate];
             }
         }
-        dhs -= dh_t;
-        dcs -= dc_t;
-        cs -= size;
-        gates -= 4 * size;
         dz -= 4 * size;
         __syncthreads();
     }
+}
+
+// Bytes of shared memory that a program of each needs.
+extern "C" __global__ void rooms(long long* bytes) {
+    bytes[0] = sizeof(ForwardRoom);
+    bytes[1] = sizeof(BackwardRoom);
 }

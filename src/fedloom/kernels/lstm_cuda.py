@@ -1,4 +1,4 @@
-"""Kernels for LSTM layers whose weights fit the registers of one processor (see lstm.cu)."""
+"""Kernels for LSTM layers whose weights fit into one processor (see lstm.cu)."""
 
 import logging
 from functools import cache
@@ -11,13 +11,23 @@ from fedloom.kernels.nvrtc import Kernels
 
 log = logging.getLogger("fedloom")
 
-UNITS = 104  # at most
+SLICES = 5
+UNITS = 100  # at most, of which 500 threads can keep 80 weights each
 ROWS = 12  # samples of a program at most
 
 
 @cache
 def kernels(device: torch.device, size: int, rows: int, keep: bool) -> Kernels:
-    return Kernels("lstm.cu", device, H=size, ROWS=rows, KEEP=keep, THREADS=threads(size))
+    constants = {"H": size, "ROWS": rows, "KEEP": keep, "SLICES": SLICES, "THREADS": threads(size)}
+    return Kernels("lstm.cu", device, **constants)
+
+
+@cache
+def rooms(device: torch.device, size: int, rows: int) -> tuple[int, int]:
+    """Bytes of shared memory for a program, forward and back."""
+    found = torch.empty(2, dtype=torch.int64, device=device)
+    kernels(device, size, rows, True).launch("rooms", (1, 1), 1, 0, found)
+    return tuple(found.tolist())
 
 
 @cache
@@ -26,9 +36,9 @@ def takes(device: torch.device, size: int) -> bool:
     if size > UNITS or size % 4:
         return False
     try:
-        kernels(device, size, 1, False)
+        rooms(device, size, 1)
     except (AttributeError, OSError, RuntimeError) as error:  # CUDA is not the one this was written for
-        log.debug("No kernels for an LSTM in registers: %s", error)
+        log.debug("No kernels for an LSTM that keep its weights: %s", error)
         return False
     return True
 
@@ -41,7 +51,7 @@ def forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, keep: bool
     hs, cs = (z.new_empty(n, steps, batch, size) for _ in range(2))
     gates = z.new_empty(n, steps if keep else 0, batch, 4 * size)
     kernels(z.device, size, rows, keep).launch(
-        "forward", (n, programs), threads(size),
+        "forward", (n, programs), threads(size), rooms(z.device, size, rows)[0],
         z, h, c, w, bias, hs, cs, gates, steps, batch, *z.stride()[:3], w.stride(0), bias.stride(0),
     )  # fmt: skip
     return hs, cs, gates
@@ -56,16 +66,15 @@ def backward(
     dhs, dcs, w = in_rows(dhs), in_rows(dcs), in_rows(w)
     gates, c, cs = gates.contiguous(), c.contiguous(), cs.contiguous()
     dz, dh, dc = torch.empty_like(gates), torch.empty_like(c), torch.empty_like(c)
-    kernels(dhs.device, size, rows, True).launch(
-        "backward", (n, programs), threads(size),
+    kernels(w.device, size, rows, True).launch(
+        "backward", (n, programs), threads(size), rooms(w.device, size, rows)[1],
         dhs, dcs, gates, c, cs, w, dz, dh, dc, steps, batch, *dhs.stride()[:3], *dcs.stride()[:3], w.stride(0),
     )  # fmt: skip
     return dz, dh, dc
 
 
 def threads(size: int) -> int:
-    """Four for a unit, in whole warps."""
-    return -(-4 * size // 32) * 32
+    return -(-SLICES * size // 32) * 32
 
 
 def _shares(batch: int) -> tuple[int, int]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+_MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
 
 class Kernels:
     """Those of a file beside this one, compiled for a device with some constants."""
@@ -41,17 +43,20 @@ class Kernels:
             raise RuntimeError(f"CUDA answers with error {status}.")
 
     @cache  # noqa: B019
-    def _kernel(self, name: str) -> ctypes.c_void_p:
+    def _kernel(self, name: str, room: int) -> ctypes.c_void_p:
         kernel = ctypes.c_void_p()
         self._check(self.library.cuModuleGetFunction(ctypes.byref(kernel), self.module, name.encode()))
+        self._check(self.library.cuFuncSetAttribute(kernel, _MOST_SHARED, room))
         return kernel
 
-    def launch(self, name: str, grid: tuple[int, int], threads: int, *args: Tensor | int) -> None:
-        """On the current stream; a kernel takes pointers and 64-bit integers."""
+    def launch(self, name: str, grid: tuple[int, int], threads: int, room: int, *args: Tensor | int) -> None:
+        """On the current stream, with that many bytes of shared memory; a kernel takes pointers and 64-bit integers."""
         values = [ctypes.c_int64(v.data_ptr() if isinstance(v, Tensor) else v) for v in args]
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self._check(self.library.cuLaunchKernel(self._kernel(name), *grid, 1, threads, 1, 1, 0, stream, pointers, None))
+        self._check(
+            self.library.cuLaunchKernel(self._kernel(name, room), *grid, 1, threads, 1, 1, room, stream, pointers, None)
+        )
 
 
 @cache
