@@ -56,3 +56,13 @@ def test_a_step_of_a_small_model_is_few_kernels(programs):
         "aten.bmm",
         "fedloom.update",
     ]
+
+
+@pytest.mark.parametrize("alg", ["fedavg", "per-fedavg"])
+def test_pooling_takes_positive_parts_with_it(alg, programs):
+    task = model_task("cnn8", (1, 8, 8), sizes=(5, 1, 9), dtype=torch.float32)
+    assert_same(method(alg), task, PLAN, 2e-5, rounds=1)
+    for code in programs:
+        poolings = code.count("fedloom.unpool")
+        assert poolings == code.count("fedloom.pool") == 2 * code.count("aten.relu")  # of the hidden layer
+        assert code.count("aten.relu") == code.count("aten.threshold_backward") > 0

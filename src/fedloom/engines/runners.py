@@ -193,9 +193,11 @@ class Captured:
         replace_products(program)
         self.moves = [not same for same in passed_through(program, 2)]
         self.operations = operations(program)
-        overwrite(program, 2, 1)
-        if not self._compiles(prefix):  # the compiler has its own way with these
+        plain = not self._compiles(prefix)  # the compiler has its own way with what follows
+        if plain:
             replace_pooling(program)
+        overwrite(program, 2, 1)
+        if plain:
             join_updates(program)
             join_writes(program, 1)
         return program, inputs

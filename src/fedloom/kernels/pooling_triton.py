@@ -1,34 +1,83 @@
-"""The kernel for gradients of max-pooling."""
+"""The kernels for max-pooling and its gradient. A program takes a block of pixels, of one plane or of several."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+Pair = list[int]
+POOL, UNPOOL = (256, 8), (512, 4)  # pixels and warps of a program; pooling reads best with a pixel per thread
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["planes"])
+def _pool(
+    x, y, places, planes, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, POSITIVE: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y[p, q] is the largest x[p * KH + r, q * KW + s], and places[p, q] is r * KW + s."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    to = start + tl.arange(0, BLOCK)
+    there = to < planes.to(tl.int64) * (P * Q)
+    at = (start % (P * Q)).to(tl.int32) + tl.arange(0, BLOCK)  # from the plane on in which the block begins
+    plane, p, q = at // (P * Q), at // Q % P, at % Q
+    corner = x + start // (P * Q) * (H * W) + (plane * (H * W) + p * (KH * W) + q * KW)
+    kind = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+    largest = tl.full((BLOCK,), float("-inf"), dtype=kind)
+    place = tl.zeros((BLOCK,), dtype=tl.int32)
+    for r in tl.static_range(KH):
+        for s in tl.static_range(KW):
+            inside = there
+            if P * KH > H or Q * KW > W:
+                inside = inside & (p * KH + r < H) & (q * KW + s < W)
+            value = tl.load(corner + (r * W + s), mask=inside, other=float("-inf")).to(kind)
+            takes = (value > largest) | (value != value)  # of equal ones the first, of NaNs the last, as torch does it
+            largest = tl.where(takes, value, largest)
+            place = tl.where(takes, r * KW + s, place)
+    if POSITIVE:
+        place = tl.where(largest <= 0, -1, place)
+        largest = tl.where(largest <= 0, 0.0, largest)
+    tl.store(y + to, largest, mask=there)
+    if PLACES:
+        tl.store(places + to, place, mask=there)
+
+
+@triton.jit(do_not_specialize=["planes"])
 def _unpool(
-    g, places, y, blocks, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
+    g, places, y, planes, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y[h, w] = g[p, q] of the window (p, q) that it lies in, if its place is (h, w), else 0."""
-    plane = (tl.program_id(0) // blocks).to(tl.int64)
-    at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
-    p, q = at // W // KH, at % W // KW
-    inside = (at < H * W) & (p < P) & (q < Q)
-    window = plane * (P * Q) + p * Q + q
+    """y[h, w] = g[p, q] of the window (p, q) that it lies in, if it is at its place, else 0."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    to = start + tl.arange(0, BLOCK)
+    there = to < planes.to(tl.int64) * (H * W)
+    at = (start % (H * W)).to(tl.int32) + tl.arange(0, BLOCK)
+    plane, h, w = at // (H * W), at // W % H, at % W
+    p, q = h // KH, w // KW
+    inside = there
+    if P * KH < H or Q * KW < W:
+        inside = inside & (p < P) & (q < Q)
+    window = start // (H * W) * (P * Q) + (plane * (P * Q) + p * Q + q)
+    mine = h * W + w if places.dtype.element_ty == tl.int64 else h % KH * KW + w % KW
     place = tl.load(places + window, mask=inside, other=-1)
     value = tl.load(g + window, mask=inside, other=0.0)
-    tl.store(y + plane * (H * W) + at, tl.where(place == at, value, 0.0), mask=at < H * W)
+    tl.store(y + to, tl.where(place == mine, value, 0.0), mask=there)
 
 
-def unpool(g: Tensor, places: Tensor, size: list[int], kernel: list[int]) -> Tensor:
-    y = torch.empty(*g.shape[:2], *size, dtype=g.dtype, device=g.device)
-    pixels = size[0] * size[1]
-    block = min(1024, triton.next_power_of_2(pixels))
-    blocks = triton.cdiv(pixels, block)
-    planes = g.shape[0] * g.shape[1]
-    _unpool[(planes * blocks,)](
-        g, places, y, blocks, *size, *g.shape[2:], *kernel, block, num_warps=max(1, block // 256)
+def pool(x: Tensor, kernel: Pair, size: Pair, positive: bool, with_places: bool) -> tuple[Tensor, Tensor]:
+    """See kernels.pooling; all is contiguous."""
+    y = torch.empty(*x.shape[:-2], *size, dtype=x.dtype, device=x.device)
+    places = torch.empty(y.shape if with_places else 0, dtype=torch.int8, device=x.device)
+    block, warps = POOL
+    _pool[(triton.cdiv(y.numel(), block),)](
+        x, y, places, x.shape[:-2].numel(), *x.shape[-2:], *size, *kernel, positive, with_places, block, num_warps=warps
+    )
+    return y, places
+
+
+def unpool(g: Tensor, places: Tensor, size: Pair, kernel: Pair) -> Tensor:
+    y = torch.empty(*places.shape[:-2], *size, dtype=g.dtype, device=g.device)
+    block, warps = UNPOOL
+    _unpool[(triton.cdiv(y.numel(), block),)](
+        g, places, y, y.shape[:-2].numel(), *size, *places.shape[-2:], *kernel, block, num_warps=warps
     )
     return y
