@@ -66,3 +66,4 @@ def test_pooling_takes_positive_parts_with_it(alg, programs):
         poolings = code.count("fedloom.unpool")
         assert poolings == code.count("fedloom.pool") == 2 * code.count("aten.relu")  # of the hidden layer
         assert code.count("aten.relu") == code.count("aten.threshold_backward") > 0
+        assert code.count("fedloom.channel_sums") == poolings  # for biases

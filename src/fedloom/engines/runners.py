@@ -24,6 +24,7 @@ from fedloom.kernels.pooling import replace_pooling
 from fedloom.kernels.products import replace_products
 from fedloom.kernels.ready import get_ready
 from fedloom.kernels.samples import tables, take_samples, width
+from fedloom.kernels.sums import replace_sums
 
 Flat = list[Tensor]
 SHORT, BUNDLE = 256, 8  # a program of fewer operations is launched for so many steps at once
@@ -196,6 +197,7 @@ class Captured:
         plain = not self._compiles(prefix)  # the compiler has its own way with what follows
         if plain:
             replace_pooling(program)
+            replace_sums(program)
         overwrite(program, 2, 1)
         if plain:
             join_updates(program)

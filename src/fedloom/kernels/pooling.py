@@ -6,7 +6,7 @@ that are already traced.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -109,7 +109,7 @@ def _replace(pool: Any) -> None:
     backward = list(_readers(places))
     if any(node.target is not _POOL_BACK for node in backward):
         return
-    masks, readers = [_behind(node.args[0]) for node in backward], list(_readers(values))
+    masks, readers = [behind(node.args[0]) for node in backward], list(_readers(values))
     positive = [node.target for node in readers] == [_RELU] and all(_passes(mask, readers[0]) for mask in masks)
     if positive:
         readers[0].replace_all_uses_with(readers[0].args[0])
@@ -120,16 +120,14 @@ def _replace(pool: Any) -> None:
         node.meta["val"] = at.to(torch.int8)
     for node, mask in zip(backward, masks, strict=True):
         g = mask.args[0] if positive else node.args[0]
-        if g.meta["val"].shape != at.shape:
-            with pool.graph.inserting_before(node):
-                g, given = pool.graph.call_function(_VIEW, (g, list(at.shape))), g
-            g.meta["val"] = given.meta["val"].view(at.shape)
-        node.target, node.args = UNPOOL, (g, places[0], _size(x), list(kernel))
+        with pool.graph.inserting_before(node):
+            node.args = shaped(g, at.shape), places[0], _size(x), list(kernel)
+        node.target = UNPOOL
 
 
 def _passes(mask: Any, relu: Any) -> bool:
     """Is it the gradient that the positive part lets through?"""
-    if mask.target is not _RELU_BACK or mask.args[2] != 0 or _behind(mask.args[1]) is not relu:
+    if mask.target is not _RELU_BACK or mask.args[2] != 0 or behind(mask.args[1]) is not relu:
         return False
     return mask.args[0].meta["val"].is_contiguous()
 
@@ -144,7 +142,18 @@ def _readers(nodes: Iterable[Any]) -> Iterator[Any]:
                 yield user
 
 
-def _behind(node: Any) -> Any:
+def behind(node: Any) -> Any:
+    """What a view is a view of."""
     while node.target is _VIEW:
         node = node.args[0]
     return node
+
+
+def shaped(node: Any, shape: Sequence[int]) -> Any:
+    """A node for its value in that shape."""
+    value = node.meta["val"]
+    if list(value.shape) == list(shape):
+        return node
+    view = node.graph.call_function(_VIEW, (node, list(shape)))
+    view.meta["val"] = value.view(shape)
+    return view
