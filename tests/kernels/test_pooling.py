@@ -78,7 +78,7 @@ def test_what_others_read_is_left_as_it_is():
 
     def raw(x, **options):
         y = F.max_pool2d(x, **options)
-        return torch.relu(y) * y
+        return torch.relu(y) + y.detach()
 
     def spread(x):
         return [torch.func.grad(lambda x: ORDERS["pool first"](x, **options).sum())(x)]

@@ -29,17 +29,17 @@ def test_programs_sum_what_is_not_zero(monkeypatch):
     for network in (torch.tanh, lambda x: F.max_pool2d(x, 2), lambda x: F.max_pool2d(torch.relu(x), 2)):
 
         def bias(x):
-            return torch.func.grad(lambda x: (network(x) ** 2).sum())(x).sum((0, 2, 3))  # noqa: B023
+            return torch.func.grad(lambda x: ((network(x) - 1) ** 2).sum())(x).sum((0, 2, 3))  # noqa: B023
 
         f = torch.func.vmap(bias)
         code = program_for(lambda x: [f(x)], x)  # noqa: B023
         assert "channel_sums" in code
         assert "aten.sum" not in code
         assert "unpool" not in code  # nobody else wants it
-    monkeypatch.setattr(sums, "MOST", 4 * 9 - 1)
-    assert "channel_sums" not in program_for(lambda x: [f(x)], x)
     for left in (lambda x: x.sum((1, 3, 4), keepdim=True), lambda x: x.sum((1, 2, 4)), lambda x: x[0].sum((0, 2, 3))):
         assert "channel_sums" not in program_for(lambda x: [left(x)], x)  # noqa: B023
+    monkeypatch.setattr(sums, "MOST", 4 * 9 - 1)
+    assert "channel_sums" not in program_for(lambda x: [f(x)], x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -1,8 +1,8 @@
 """Max-pooling whose windows do not overlap, the positive part of its results, and the gradient of both.
 
-A place in such a window fits into a byte, where torch keeps places in images, of eight; and the byte says as well where
-there is no gradient because the largest pixel is not positive. As with products, the operators are put into programs
-that are already traced.
+A place in such a window takes a byte, where torch's places in images take eight, and the byte also says where there is
+no gradient because the largest pixel is not positive. As with products, the operators are put into programs that are
+already traced.
 """
 
 import math

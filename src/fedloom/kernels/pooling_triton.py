@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 Pair = list[int]
-POOL, UNPOOL = (256, 8), (512, 4)  # pixels and warps of a program; pooling reads best with a pixel per thread
+POOL, UNPOOL = (256, 8), (512, 4)  # pixels and warps of a program; neighbouring threads pool neighbouring windows
 
 
 @triton.jit(do_not_specialize=["planes"])
