@@ -134,13 +134,13 @@ def test_a_round_waits_for_the_device_where_it_fetches_results_and_nowhere_else(
 
 
 def test_scores_from_traces_change_no_byte(monkeypatch):
-    """With own pooling in the traces."""
-    task, found = conv_task("cnn4"), []
+    """Which are captured, with own pooling."""
+    task, found, scores = conv_task("cnn4"), [], {"personal", "shared"}
     for after in (0, 10**6):
         monkeypatch.setattr(replayed, "AFTER", after)
         run = Rounds(method("ditto"), task, 0, plan=Plan("stacked", "captured", chunk=4, convolutions={}))
         found.append([v.tobytes() for v in leaves([run.advance().scores for _ in range(2)])])
         programs = run.executor.replayed.programs
-        own = {key[0] for key, v in programs.items() if v.run and "fedloom.pool" in v.run.__self__.code}
-        assert own == ({"personal", "shared"} if after == 0 else set())
+        own = {key[0] for key, v in programs.items() if key[0] in scores and "fedloom.pool" in v.run.program.code}
+        assert own == (scores if after == 0 else set())
     assert found[0] == found[1]

@@ -86,7 +86,8 @@ def _writes(node: Node) -> list[Node]:
 
 def bytes_on_the_way(graph: Graph) -> int:
     """Of all results together."""
-    values = (node.meta.get("val") for node in graph.nodes if node.op == "call_function" and not is_view(node))
+    made = (n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem and not is_view(n))
+    values = (node.meta.get("val") for node in made)
     flat = (v for value in values for v in (value if isinstance(value, list | tuple) else [value]))
     return sum(v.numel() * v.element_size() for v in flat if isinstance(v, Tensor))
 

@@ -1,4 +1,5 @@
-"""What a method does once per round for a stacked cohort, from traces: without vmap, autograd and trees on the way."""
+"""What a method does once per round for a stacked cohort, from traces: without vmap, autograd and trees on the way. A GPU
+replays them as captured graphs."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
 
-from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
+from fedloom.core.memory import free_memory
+from fedloom.core.tree import Tree, size_bytes, tree_flatten, tree_unflatten
+from fedloom.engines.lanes import bytes_on_the_way
 from fedloom.engines.trace import trace
 from fedloom.kernels.pooling import replace_pooling
 
@@ -20,6 +24,7 @@ log = logging.getLogger("fedloom")
 AFTER = 50  # calls with the same shapes, after which the next is traced; a trace costs as much as it saves in 50 to 100
 PROGRAMS = 64  # at most
 SHAPES = 1 << 12  # that are counted
+COPIED = 1 << 28  # bytes into and out of a captured graph, at most
 
 
 class Program(NamedTuple):
@@ -28,11 +33,38 @@ class Program(NamedTuple):
     run: Callable[..., Sequence[Tensor]] | None  # None: it cannot be traced
 
 
-class Replayed:
-    """Calls functions of tensors, and those that are called often from a trace. Results are the same to the bit."""
+class Graph:
+    """A captured program. What it is given is copied to where it reads it, but for what stays where it is."""
 
-    def __init__(self, on: bool) -> None:
-        self.on = on
+    def __init__(self, program: GraphModule, flat: list[Tensor], stays: list[bool], pool: Any) -> None:
+        self.program = program
+        self.moves = [place for place, still in enumerate(stays) if not still]
+        self.still = {place: flat[place].data_ptr() for place, still in enumerate(stays) if still}
+        self.inputs = [v if still else torch.empty_like(v).copy_(v) for v, still in zip(flat, stays, strict=True)]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            program(*self.inputs)  # libraries set themselves up outside the capture
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.outputs = list(program(*self.inputs))
+
+    def __call__(self, *flat: Tensor) -> list[Tensor]:
+        if any(flat[place].data_ptr() != at for place, at in self.still.items()):  # other clients have other samples
+            return list(self.program(*flat))
+        if self.moves:
+            torch._foreach_copy_([self.inputs[place] for place in self.moves], [flat[place] for place in self.moves])
+        self.graph.replay()
+        return [v.clone() for v in self.outputs]
+
+
+class Replayed:
+    """Calls functions of tensors, and those that are called often from a trace. Results are the same to the bit. Traces
+    are captured where there is a pool for graphs' memory; `still` are tensors that stay where they are."""
+
+    def __init__(self, on: bool, pool: Any = None, still: Sequence[Tensor] = ()) -> None:
+        self.on, self.pool, self.still = on, pool, {v.data_ptr() for v in still}
         self.calls: Counter[Hashable] = Counter()
         self.programs: dict[Hashable, Program] = {}
 
@@ -48,7 +80,7 @@ class Replayed:
                 if len(self.calls) > SHAPES:
                     self.calls.clear()
                 return f(*args)
-            self.programs[key] = _program(name, f, flat, spec)
+            self.programs[key] = self._program(name, f, flat, spec)
         program = self.programs[key]
         if program.run is None or program.inputs != spec:
             return f(*args)
@@ -57,25 +89,36 @@ class Replayed:
     def clear(self) -> None:
         self.programs.clear()
 
+    def _program(self, name: Hashable, f: Callable[..., Tree], flat: list[Tensor], spec: Any) -> Program:
+        outputs: list[Any] = []
 
-def _program(name: Hashable, f: Callable[..., Tree], flat: list[Tensor], spec: Any) -> Program:
-    outputs: list[Any] = []
+        def flattened(*inputs: Tensor) -> list[Tensor]:
+            found, how = tree_flatten(f(*tree_unflatten(inputs, spec)))
+            outputs.append(how)
+            return found
 
-    def flattened(*inputs: Tensor) -> list[Tensor]:
-        found, how = tree_flatten(f(*tree_unflatten(inputs, spec)))
-        outputs.append(how)
-        return found
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):  # a tensor that comes in twice is two inputs
+                inputs = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in flat]
+            program = trace(flattened, inputs)
+            if any(v.is_cuda for v in flat):
+                replace_pooling(program)
+            # some kernels cannot be traced, and it shows only when they run
+            found = list(program(*flat))
+            torch.testing.assert_close(found, flattened(*flat), rtol=0, atol=0, equal_nan=True)
+            run = self._captured(program, flat, found) or program.forward
+        except Exception:  # any operation may lack what tracing needs
+            log.info("%s cannot be traced.", name, exc_info=True)
+            return Program(spec, None, None)
+        return Program(spec, outputs[0], run)
 
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):  # a tensor that comes in twice is two inputs
-            inputs = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in flat]
-        program = trace(flattened, inputs)
-        if any(v.is_cuda for v in flat):
-            replace_pooling(program)
-        run = program.forward
-        # some kernels cannot be traced, and it shows only when they run
-        torch.testing.assert_close(list(run(*flat)), flattened(*flat), rtol=0, atol=0, equal_nan=True)
-    except Exception:  # any operation may lack what tracing needs
-        log.info("%s cannot be traced.", name, exc_info=True)
-        return Program(spec, None, None)
-    return Program(spec, outputs[0], run)
+    def _captured(self, program: GraphModule, flat: list[Tensor], found: list[Tensor]) -> Graph | None:
+        """Unless that costs too much memory, or there are inputs whose layout a copy would not have."""
+        stays = [v.data_ptr() in self.still for v in flat]
+        moving = [v for v, still in zip(flat, stays, strict=True) if not still]
+        same = (v.is_cuda and torch.empty_like(v, device="meta").stride() == v.stride() for v in moving)
+        if self.pool is None or not all(same):
+            return None
+        if size_bytes((moving, found)) > COPIED or bytes_on_the_way(program.graph) > free_memory(flat[0].device) // 8:
+            return None
+        return Graph(program, flat, stays, self.pool)

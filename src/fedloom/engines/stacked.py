@@ -69,10 +69,10 @@ class Stacked:
         self.population = task  # has the clients' samples; `task` is what the method sees
         self.phases = {"train": alg.phases(task), "adapt": alg.adapt(task)}
         self.runners: dict[tuple[Where, int], Runner] = {}  # by phase and size of chunks
-        self.replayed = Replayed(plan.replay != "eager")
         self.tables: Recent[list[Table]] = Recent(TABLES)  # by lists of samples, clients and width
         self.joined: Recent[Tensor] = Recent(TABLES)  # by lists of samples and clients
         self.pool = torch.cuda.graph_pool_handle() if plan.replay == "captured" else None
+        self.replayed = Replayed(plan.replay != "eager", self.pool, (task.data.x, task.data.y))
 
     @property
     def plan(self) -> Plan:
