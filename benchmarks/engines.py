@@ -36,6 +36,7 @@ SHAPES = {
 VOCAB = {"lstm_shakes": 80}  # number of token ids; the other models take numbers
 SMALL = ["logreg", "mlp", "cnn8", "cnn4"]
 CLASSES, LR, ROUNDS = 10, 0.01, 1000
+WARM_UP = 2  # turns
 
 
 def federation(model: str, clients: int, per_client: int, ragged: bool) -> Federation:
@@ -62,15 +63,15 @@ def some_of(data: Federation, most: int) -> Federation:
 
 
 def seconds(engines: dict[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, float]:
-    """Median per engine; the engines take turns, so that a noisy moment hits them alike. The first turn warms up."""
+    """Median per engine; the engines take turns, so that a noisy moment hits them alike. The first turns warm up."""
     times: dict[str, list[float]] = {name: [] for name in engines}
-    for _ in range(rounds + 1):
+    for _ in range(rounds + WARM_UP):
         for name, advance in engines.items():
             start = time.perf_counter()
             advance()
             wait(device)
             times[name].append(time.perf_counter() - start)
-    return {name: float(np.median(found[1:])) for name, found in times.items()}
+    return {name: float(np.median(found[WARM_UP:])) for name, found in times.items()}
 
 
 def steps(task: Task) -> int:

@@ -7,8 +7,8 @@ The job is PFLlib's usual one (preset gpfl/fmnist-dirichlet): 20 clients, Dirich
 epoch, and after every round test accuracy and training loss of all clients. FedLoom scores more than that: validation
 samples, and the models before and after training. Methods run one after another, each through
 `fedloom.experiment.execute`, with the plan that is chosen for the preset's 2000 rounds. Every second round is
-evaluated; `training` is the median of rounds that are not, `with evaluation` of those that are; the first three
-rounds warm up. `set-up` is what comes before the first round.
+evaluated; `training` is the median of rounds that are not, `with evaluation` of those that are; the first rounds warm
+up (on a GPU, until scores are captured). `set-up` is what comes before the first round.
 
 The plain loop trains the same clients and computes test accuracy and training loss of the global model, in batches of
 512 samples. It makes one round, divided into as many turns as there are methods, and takes a turn before each of
@@ -50,7 +50,8 @@ from fedloom.experiment import find_device, make_data, make_task
 
 METHODS = ["fedavg", "fedrep", "ditto", "pfedme", "gpfl", "plgu-lf", "pfedkt"]
 PRESET = "gpfl/fmnist-dirichlet"
-EVERY, WARM_UP = 2, 3  # one round in so many is evaluated; both kinds must have run before time counts
+EVERY = 2  # one round in so many is evaluated
+WARM_UP = {"cpu": 3, "cuda": 24}  # both kinds of rounds must have run, and on a GPU be captured, before time counts
 
 
 # -- what a client-step must do ---------------------------------------------------------------------------------------
@@ -221,9 +222,10 @@ def _measure(config: Config, task: Task, plain: Plain, machine: tuple[float, flo
     count = least(config.algorithm, task)
     forget_peak(device)
     seeds = [config.with_seed(seed) for seed in range(runs)]
-    set_up, took = first_rounds(seeds, task.data, WARM_UP + EVERY * args.rounds)
+    warm_up = 3 if args.quick else WARM_UP[task.data.device.type]
+    set_up, took = first_rounds(seeds, task.data, warm_up + EVERY * args.rounds)
     evaluated = np.arange(1, len(took) + 1) % EVERY == 0
-    counts = np.arange(len(took)) >= WARM_UP
+    counts = np.arange(len(took)) >= warm_up
     training, whole = (float(np.median(np.array(took)[kind & counts])) for kind in (~evaluated, evaluated))
     best = runs * max(count.flops / machine[0], count.bytes / machine[1])
     row(

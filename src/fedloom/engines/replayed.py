@@ -1,5 +1,7 @@
-"""What a method does once per round for a stacked cohort, from traces: without vmap, autograd and trees on the way. A GPU
-replays them as captured graphs."""
+"""What a method does once per round for a stacked cohort, from traces: without vmap, autograd and trees on the way.
+
+On a GPU these are captured graphs.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ from fedloom.kernels.pooling import replace_pooling
 log = logging.getLogger("fedloom")
 
 AFTER = 50  # calls with the same shapes, after which the next is traced; a trace costs as much as it saves in 50 to 100
+SOONER = 5  # times, where it is captured, which saves more
 PROGRAMS = 64  # at most
 SHAPES = 1 << 12  # that are counted
 COPIED = 1 << 28  # bytes into and out of a captured graph, at most
@@ -76,7 +79,7 @@ class Replayed:
         key = name, *((v.shape, v.stride(), v.dtype) for v in flat)
         if key not in self.programs:
             self.calls[key] += 1
-            if self.calls[key] <= AFTER or len(self.programs) == PROGRAMS:
+            if self.calls[key] <= self._after() or len(self.programs) == PROGRAMS:
                 if len(self.calls) > SHAPES:
                     self.calls.clear()
                 return f(*args)
@@ -85,6 +88,9 @@ class Replayed:
         if program.run is None or program.inputs != spec:
             return f(*args)
         return tree_unflatten(program.run(*flat), program.outputs)
+
+    def _after(self) -> int:
+        return AFTER if self.pool is None else AFTER // SOONER
 
     def clear(self) -> None:
         self.programs.clear()

@@ -15,7 +15,7 @@ class Kernels:
     """Those of a file beside this one, compiled for a device with some constants."""
 
     def __init__(self, file: str, device: torch.device, **constants: int) -> None:
-        self.library, self.module = _library(), ctypes.c_void_p()
+        self.library, self.module, self.device = _library(), ctypes.c_void_p(), device
         major, minor = torch.cuda.get_device_capability(device)
         options = [f"--gpu-architecture=sm_{major}{minor}", *(f"-D{k}={int(v)}" for k, v in constants.items())]
         self._check(self.library.cuModuleLoadData(ctypes.byref(self.module), self._compiled(file, options)))
@@ -53,7 +53,7 @@ class Kernels:
         """On the current stream, with that many bytes of shared memory; a kernel takes pointers and 64-bit integers."""
         values = [ctypes.c_int64(v.data_ptr() if isinstance(v, Tensor) else v) for v in args]
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
         self._check(
             self.library.cuLaunchKernel(self._kernel(name, room), *grid, 1, threads, 1, 1, room, stream, pointers, None)
         )
