@@ -26,6 +26,37 @@ BLOCK = 64
 
 
 @triton.jit
+def _store(to, to_p, number, there, PIECES: tl.constexpr):
+    """The pieces of a number: each rounds what those before it left."""
+    for piece in tl.static_range(PIECES):
+        some = number.to(to.dtype.element_ty)
+        tl.store(to + piece * to_p, some, mask=there)
+        number = number - some.to(tl.float32)
+
+
+@triton.jit
+def _multiply(total, small, a, b, in_a, in_b, a_p, b_p, PIECES: tl.constexpr):
+    """The sums of the largest products and of the others, with those of what lies at a and b in pieces."""
+    a0, b0 = tl.load(a, mask=in_a, other=0.0), tl.load(b, mask=in_b, other=0.0)
+    if PIECES == 1:
+        total = tl.dot(a0, b0, total)
+    else:
+        a1, b1 = tl.load(a + a_p, mask=in_a, other=0.0), tl.load(b + b_p, mask=in_b, other=0.0)
+        if PIECES == 3:
+            a2, b2 = tl.load(a + 2 * a_p, mask=in_a, other=0.0), tl.load(b + 2 * b_p, mask=in_b, other=0.0)
+            small = tl.dot(a2, b0, small)
+            small = tl.dot(a1, b1, small)
+            small = tl.dot(a0, b2, small)
+        small = tl.dot(a1, b0, small)
+        small = tl.dot(a0, b1, small)
+        if PIECES == 3:
+            total += tl.dot(a0, b0, max_num_imprecise_acc=a0.shape[1])  # which keeps the sum out of the tensor core
+        else:
+            total = tl.dot(a0, b0, total)
+    return total, small
+
+
+@triton.jit
 def _pieces(
     x, y, rows, C, H, W, x_n, x_a, x_c, x_h, x_w, y_n, y_p,
     WIDE: tl.constexpr, PIECES: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
@@ -37,12 +68,9 @@ def _pieces(
     c = (tl.program_id(0) % tiles) * BC + tl.arange(0, BC)
     w, h, a = row % W, row // W % H, row // (H * W)
     at = (a * x_a + h * x_h + w * x_w)[:, None] + (c * x_c)[None, :]
-    rest = tl.load(x + client * x_n + at, mask=(row < rows)[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
+    number = tl.load(x + client * x_n + at, mask=(row < rows)[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
     to = y + client * y_n + row[:, None] * WIDE + c[None, :]
-    for piece in tl.static_range(PIECES):
-        some = rest.to(y.dtype.element_ty)
-        tl.store(to + piece * y_p, some, mask=(row < rows)[:, None] & (c < WIDE)[None, :])
-        rest = rest - some.to(tl.float32)
+    _store(to, y_p, number, (row < rows)[:, None] & (c < WIDE)[None, :], PIECES)
 
 
 @triton.jit
@@ -64,12 +92,9 @@ def _patches(
         h, v = top[:, None] + r[None, :], left[:, None] + s[None, :]
         there = there & (h >= 0) & (h < H) & (v >= 0) & (v < W)
     at = (b * x_b + top * x_h + left * x_w)[:, None] + (c * x_c + r * x_h + s * x_w)[None, :]
-    rest = tl.load(x + client * x_n + at, mask=there, other=0.0).to(tl.float32)
+    number = tl.load(x + client * x_n + at, mask=there, other=0.0).to(tl.float32)
     to = y + client * y_n + m[:, None] * WIDE + k[None, :]
-    for piece in tl.static_range(PIECES):
-        some = rest.to(y.dtype.element_ty)
-        tl.store(to + piece * y_p, some, mask=(m < M)[:, None] & (k < WIDE)[None, :])
-        rest = rest - some.to(tl.float32)
+    _store(to, y_p, number, (m < M)[:, None] & (k < WIDE)[None, :], PIECES)
 
 
 @triton.jit
@@ -105,25 +130,9 @@ def _correlate(
         inside = m < M
         if PAD_H > 0 or PAD_W > 0:
             inside = inside & (top + r >= 0) & (top + r < H) & (left + s >= 0) & (left + s < W)
-        there, known = inside[:, None], (o < O)[None, :]
         xs = x_at + ((r * W + s) * C + c)
         ws = w_at + ((R * S - 1 - tap if TURNED else tap) * C + c)
-        x0, w0 = tl.load(xs, mask=there, other=0.0), tl.load(ws, mask=known, other=0.0)
-        if PIECES == 1:
-            total = tl.dot(x0, w0, total)
-        else:
-            x1, w1 = tl.load(xs + x_p, mask=there, other=0.0), tl.load(ws + w_p, mask=known, other=0.0)
-            if PIECES == 3:
-                x2, w2 = tl.load(xs + 2 * x_p, mask=there, other=0.0), tl.load(ws + 2 * w_p, mask=known, other=0.0)
-                small = tl.dot(x2, w0, small)
-                small = tl.dot(x1, w1, small)
-                small = tl.dot(x0, w2, small)
-            small = tl.dot(x1, w0, small)
-            small = tl.dot(x0, w1, small)
-            if PIECES == 3:
-                total += tl.dot(x0, w0, max_num_imprecise_acc=BK)  # which keeps the sum out of the tensor core
-            else:
-                total = tl.dot(x0, w0, total)
+        total, small = _multiply(total, small, xs, ws, inside[:, None], (o < O)[None, :], x_p, w_p, PIECES)
     total += small
     if BIAS:
         total += tl.load(bias + client * O + o, mask=o < O, other=0.0).to(tl.float32)[None, :]
@@ -159,25 +168,10 @@ def _weight_gradient(
             h = (p * STRIDE_H - PAD_H)[:, None] + r[None, :]
             v = (q * STRIDE_W - PAD_W)[:, None] + s[None, :]
             there = there & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-        known = (m < last)[:, None] & (o < WIDE)[None, :]
+        known = (o < WIDE)[:, None] & (m < last)[None, :]
         xs = x_at[None, :] + (((b * H + p * STRIDE_H) * W + q * STRIDE_W) * C)[:, None]
-        gs = g_at[None, :] + (m * WIDE)[:, None]
-        x0, g0 = tl.load(xs, mask=there, other=0.0), tl.load(gs, mask=known, other=0.0)
-        if PIECES == 1:
-            total = tl.dot(tl.trans(g0), x0, total)
-        else:
-            x1, g1 = tl.load(xs + x_p, mask=there, other=0.0), tl.load(gs + g_p, mask=known, other=0.0)
-            if PIECES == 3:
-                x2, g2 = tl.load(xs + 2 * x_p, mask=there, other=0.0), tl.load(gs + 2 * g_p, mask=known, other=0.0)
-                small = tl.dot(tl.trans(g2), x0, small)
-                small = tl.dot(tl.trans(g1), x1, small)
-                small = tl.dot(tl.trans(g0), x2, small)
-            small = tl.dot(tl.trans(g1), x0, small)
-            small = tl.dot(tl.trans(g0), x1, small)
-            if PIECES == 3:
-                total += tl.dot(tl.trans(g0), x0, max_num_imprecise_acc=BM)
-            else:
-                total = tl.dot(tl.trans(g0), x0, total)
+        gs = g_at[:, None] + (m * WIDE)[None, :]
+        total, small = _multiply(total, small, gs, xs, known, there, g_p, x_p, PIECES)
     to = y + tl.program_id(2).to(tl.int64) * y_s + client * y_n + (o * K)[:, None] + k[None, :]
     tl.store(to, total + small, mask=(o < O)[:, None] & (k < K)[None, :])
 
