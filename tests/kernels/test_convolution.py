@@ -13,7 +13,8 @@ from fedloom.core.network import Network
 from fedloom.engines import choose, replayed, stacked
 from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
-from fedloom.kernels.convolution import Case, Convolution, _ToOutput, convolutions
+from fedloom.kernels import tune
+from fedloom.kernels.convolution import Case, Convolution, _chosen, _ToOutput, convolutions
 from fedloom.models.zoo import MODELS
 
 if not torch.cuda.is_available():
@@ -97,13 +98,16 @@ def test_one_model_scores_everybodys_samples_in_blocks(rows, block, monkeypatch)
 
 
 def test_what_kernels_cannot_count_is_left_to_torch():
-    def usual(samples, part="output"):
-        return Case(part, (samples, 64, 64, 64), (64, 64, 3, 3), (1, 1), (1, 1)).usual()
-
-    assert usual(2048) != "grouped"
-    assert usual(4096) == usual(4096, "input") == usual(4096, "weights") == "grouped"
-    patched = Case("output", (2048, 1, 64, 64), (8, 1, 15, 15), (1, 1), (7, 7))  # 225 of a patch, not 8 of an output
-    assert patched.usual() == "grouped"
+    """Whether tiles were measured or not; and no others are tried."""
+    large, patched = ((4096, 64, 64, 64), (64, 64, 3, 3), (1, 1)), ((2048, 1, 64, 64), (8, 1, 15, 15), (7, 7))
+    small = (2048, *large[0][1:]), *large[1:]  # 2^29 numbers; `patched` has 225 of a patch, not 8 of an output
+    for part in ("output", "input", "weights"):
+        for known in ({}, Everywhere("64 64 32 4 3")):
+            with convolutions(known):
+                ways = [_chosen(part, x, w, (1, 1), padding) for x, w, padding in (large, patched, small)]
+            assert (ways[:2], "grouped" in ways[2]) == (["grouped", "grouped"], False)
+        tried = [tune.ways(Case(part, x, w, (1, 1), padding)) for x, w, padding in (large, patched, small)]
+        assert (tried[:2], len(tried[2]) > 2) == ([["grouped"], ["grouped"]], True)
 
 
 def test_a_layer_that_no_way_knows_is_torchs():

@@ -61,15 +61,13 @@ class Case(NamedTuple):
         return self.x[1] < 16 and math.prod(self.w[1:]) <= 256
 
     @property
-    def largest(self) -> int:
-        """Numbers of the largest tensor that a kernel sees, but for borders."""
+    def countable(self) -> bool:
+        """Is the largest tensor that a kernel sees small enough for one? Borders come on top."""
         places = max(v[0] * math.prod(v[2:]) for v in (self.x, self.y))
-        return places * wide(max(self.w[0], math.prod(self.w[1:]) if self.narrow else self.w[1]))
+        return places * wide(max(self.w[0], math.prod(self.w[1:]) if self.narrow else self.w[1])) < COUNTED
 
     def usual(self) -> Way:
         """What is done if nobody measured."""
-        if self.largest >= COUNTED:
-            return "grouped"
         out, inner = self.w[:2]
         if self.part == "weights":
             return "32 32 64 4 3" if out <= 32 else "64 64 32 4 3" if inner < 64 else "64 128 32 4 3"
@@ -101,7 +99,7 @@ def _chosen(part: Part, x: Any, w: Any, stride: Pair, padding: Pair) -> Way:
     if _here.seen is not None:
         _here.seen[case.key] = case
     ways = _here.ways if _here.ways is not None else {}
-    return ways.get(case.key) or case.usual()
+    return (ways.get(case.key) or case.usual()) if case.countable else "grouped"
 
 
 # -- operators over stacked clients ------------------------------------------------------------------------------

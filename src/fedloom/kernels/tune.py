@@ -40,7 +40,7 @@ def ways(case: Case) -> list[Way]:
     """Those that are tried: torch's, and tiles that are not much larger than what they cover."""
     width = case.w[1] if case.part == "input" else case.w[0]
     column = 0 if case.part == "weights" else 1
-    most = max(32, 1 << (width - 1).bit_length())
+    most = max(32, 1 << (width - 1).bit_length()) if case.countable else 0
     return ["grouped", *(way for way in TILES[case.part] if int(way.split()[column]) <= most)]
 
 
