@@ -101,13 +101,15 @@ def model_task(
     device="cpu",
     dtype=torch.float64,
     half=False,
+    signal=0.0,
     **settings,
 ) -> Task:
-    """A task for a model of the zoo. Samples are random numbers, or tokens where there is a vocabulary; with
-    `classes=None`, every token's label is a token, and some are padding."""
+    """A task for a model of the zoo. Samples are random numbers, with so much of a pattern of their class, or tokens
+    where there is a vocabulary; with `classes=None`, every token's label is a token, and some are padding."""
     draw = np.random.default_rng(3)
     x = draw.normal(size=(40, *shape)) if vocab is None else draw.integers(0, vocab, (40, *shape))
     y = draw.integers(0, classes, 40) if classes else draw.integers(-1, vocab, x.shape)
+    x = x + signal * draw.normal(size=(classes, *shape))[y] if signal else x
     splits, start = {"train": [], "val": [], "test": []}, 0
     for n in sizes:
         splits["train"].append(np.arange(start, start + n))
