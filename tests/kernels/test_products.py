@@ -1,4 +1,4 @@
-"""Products of stacked clients with few rows: the kernels give what torch's product gives, and programs use them."""
+"""Products of stacked clients: the kernels give what torch's product gives, and programs use them."""
 
 import os
 
@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from fedloom.engines.trace import join_updates, overwrite, trace
-from fedloom.kernels.products import PRODUCTS, SUBTRACT, replace_products, way
+from fedloom.kernels import products
+from fedloom.kernels.products import PRODUCTS, SUBTRACT, pieces, replace_products, span_of, way
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
@@ -17,45 +18,43 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize(
-    ("m", "k", "o", "tiles", "pieces"),
+    ("m", "k", "o", "tiles", "parts"),
     [
         (10, 300, 70, [16, 32, 32, 4, 3], 2),  # all sides ragged
         (17, 1024, 16, [32, 16, 64, 4, 3], 4),
         (10, 64, 130, [16, 64, 64, 4, 4], 1),
         (10, 10, 70, [16, 32, 16, 4, 1], 1),
         (70, 10, 90, [64, 64, 16, 4, 1], 1),
+        (70, 36, 40, [64, 64, 32, 4, 3], 1),
+        (20, 40, 130, [32, 128, 32, 4, 3], 1),
+        (70, 40, 8, [64, 16, 32, 4, 4], 1),
     ],
 )
-def test_kernels_give_what_torch_gives_for_factors_in_any_layout(m, k, o, tiles, pieces):
+def test_kernels_give_what_torch_gives_for_factors_in_any_layout(m, k, o, tiles, parts):
     pytest.importorskip("triton")
     from fedloom.kernels import products_triton
 
     torch.manual_seed(0)
-    programs = -(-m // tiles[0]) * -(-o // tiles[1]) * 3
-    assert products_triton.pieces(programs, -(-k // tiles[2])) == pieces
     a, b = torch.randn(3, m, k, device=DEVICE), torch.randn(3, k, o, device=DEVICE)
+    assert -(-k // span_of(a, b, tiles)) == parts
     wide = torch.zeros(3, m, 2 * k, device=DEVICE)
     wide[:, :, ::2] = a
     turned = [v.mT.contiguous().mT for v in (a, b)]
     shared = b[:1].expand(3, k, o)
-    precision = "tf32x3" if DEVICE.type == "cuda" else "ieee"  # the interpreter rounds nothing
     for left, right in ((a, b), (a, turned[1]), (turned[0], b), (turned[0], turned[1]), (wide[:, :, ::2], shared)):
-        found = products_triton.product(left, right, precision, tiles)
+        found = products_triton.product(left, right, "tf32x3", tiles)
         assert found.is_contiguous()
         torch.testing.assert_close(found.double(), left.double() @ right.double(), rtol=1e-5, atol=2e-5)
-        assert torch.equal(found, products_triton.product(left, right, precision, tiles))
+    assert torch.equal(found, products_triton.product(left, right, "tf32x3", tiles))
     w = torch.randn(3, m, o, device=DEVICE)
     expected = w.double() - 0.1 * (a.double() @ b.double())
-    products_triton.subtract(w, a, b, 0.1, precision, tiles)
+    products_triton.subtract(w, a, b, 0.1, "tf32x3", tiles)
     torch.testing.assert_close(w.double(), expected, rtol=1e-5, atol=2e-5)
 
 
 def test_work_is_split_until_all_processors_have_some():
-    pytest.importorskip("triton")
-    from fedloom.kernels.products_triton import PROGRAMS, pieces
-
-    assert pieces(10 * PROGRAMS, 200) == 1
-    assert pieces(PROGRAMS // 2, 200) == 2
+    assert pieces(10 * products.PROGRAMS, 200) == 1
+    assert pieces(products.PROGRAMS // 2, 200) == 2
     assert pieces(1, 3) == 1  # too short
     assert all(1 <= pieces(programs, steps) <= max(1, steps) for programs in (1, 7, 999) for steps in (1, 2, 9, 500))
 
@@ -94,8 +93,13 @@ def test_a_program_uses_them_for_the_large_layers_and_gives_the_same():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "rows"), [(torch.float64, 10), (torch.float32, 33)])
-def test_a_program_in_double_precision_or_with_many_rows_stays_as_it_is(dtype, rows):
+@pytest.mark.parametrize(
+    ("dtype", "rows", "precision"),
+    [(torch.float64, 10, "tf32x3"), (torch.float32, 33, "tf32x3"), (torch.float32, 60, "tf32")],
+    ids=["double precision", "little to do", "rounded by the library"],
+)
+def test_a_program_stays_as_it_is_with(dtype, rows, precision, monkeypatch):
+    monkeypatch.setattr(products, "precision", lambda: precision)
     program = trace(step, layers(dtype, rows=rows))
     replace_products(program)
     assert count(program, PRODUCTS) == 0
@@ -118,13 +122,24 @@ def after(step, state, steps=2):
     return program
 
 
-def test_steps_on_weights_are_one_operation():
-    def descend(x, *weights):
-        return [x, *(torch.sub(w, g, alpha=0.3) for w, g in zip(weights, step(x, *weights), strict=True))]
+def descend(x, *weights):
+    return [x, *(torch.sub(w, g, alpha=0.3) for w, g in zip(weights, step(x, *weights), strict=True))]
 
+
+def test_steps_on_weights_are_one_operation():
     program = after(descend, layers(torch.float32))
     # the first layer's factor is itself an input, which a program may overwrite
     assert (count(program, SUBTRACT), count(program, PRODUCTS), count(program, BMM)) == (1, 4, 3)
+
+
+@pytest.mark.parametrize(("rows", "joined"), [(40, 1), (400, 0)], ids=["whole", "split"])
+def test_sums_over_many_rows_are_subtracted_as_they_are_computed_unless_they_are_split(rows, joined, monkeypatch):
+    monkeypatch.setattr(products, "ENOUGH", 1)
+    program = after(descend, layers(torch.float32, rows=rows, width=64))
+    # three outputs, one input and two gradients to weights; in the rest of the last layer rows are three numbers
+    assert (count(program, SUBTRACT), count(program, PRODUCTS), count(program, BMM)) == (joined, 6 - joined, 2)
+    for node in program.graph.find_nodes(op="call_function", target=SUBTRACT):
+        assert node.args[4] == [32, 64, 32, 4, 3]
 
 
 def test_a_product_of_what_was_overwritten_is_not_put_off():
@@ -144,12 +159,32 @@ def test_a_product_of_what_was_overwritten_is_not_put_off():
     )
 
 
+def tiles_of(n, m, k, o, turned=False, gap=0):
+    """Of a product whose left rows lie `gap` numbers apart."""
+    a = torch.empty(n, m, k + gap, device="meta")[:, :, :k]
+    return way(a, torch.empty(n, o, k, device="meta").mT if turned else torch.empty(n, k, o, device="meta"))
+
+
 def test_tiles_fit_what_they_cover():
     for n, m, k, o in ((20, 10, 1024, 512), (50, 10, 12544, 128), (50, 10, 128, 12544), (50, 128, 10, 12544)):
-        bm, bo, bk, *_ = way(n, m, k, o)
+        bm, bo, bk, *_ = tiles_of(n, m, k, o)
         assert min(bm, bo, bk) >= 16  # what a dot of a kernel asks for
         assert bm < 2 * max(m, 16)
         assert m <= bm or k <= bk  # rows in one tile, or one step
-    assert way(100, 10, 64, 64) is None
-    assert way(1 << 16, 10, 64, 64) is None
-    assert way(2, 32, 2048, 512)[0] == 32
+    assert tiles_of(100, 10, 64, 64) is None
+    assert tiles_of(1 << 16, 10, 64, 64) is None
+    assert tiles_of(2, 32, 2048, 512)[0] == 32
+
+
+def test_tiles_of_larger_products_fit_their_layout():
+    assert tiles_of(20, 800, 400, 100)[:3] == [32, 128, 32]
+    assert tiles_of(20, 800, 100, 400, turned=True)[:3] == [64, 64, 32]
+    assert tiles_of(20, 800, 8, 400, turned=True) == [64, 64, 16, 4, 1]  # one step
+    assert tiles_of(20, 800, 400, 8) == tiles_of(20, 800, 400, 8, turned=True) == [64, 16, 32, 4, 4]
+    assert tiles_of(1, 800, 400, 100) is None  # too little to do
+    for k, o, gap in ((398, 100, 0), (400, 100, 1), (100, 398, 0)):
+        assert tiles_of(20, 800, k, o, gap=gap) is None  # rows that do not begin at every fourth number
+    assert tiles_of(20, 800, 100, 398, turned=True) == [64, 64, 32, 4, 3]  # only the result's
+    assert way(torch.empty(20, 800, 800, device="meta")[:, :, ::2], torch.empty(20, 400, 100, device="meta")) is None
+    late = torch.empty(20 * 800 * 400 + 1, device="meta")[1:].view(20, 800, 400)
+    assert way(late, torch.empty(20, 400, 100, device="meta")) is None

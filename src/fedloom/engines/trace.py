@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedloom.kernels.products import PRODUCTS, SUBTRACT
+from fedloom.kernels.products import PRODUCTS, SUBTRACT, span_of
 from fedloom.kernels.updates import UPDATE
 
 aten = torch.ops.aten
@@ -220,12 +220,14 @@ def join_updates(module: GraphModule) -> None:
         mine, new = node.args
         if not isinstance(new, Node) or new.target is not PRODUCTS or len(new.users) > 1 or not _like(mine, new):
             continue
-        factors, (rows, columns, *rest) = new.all_input_nodes, list[int](new.args[2])  # type: ignore[arg-type]
-        tiles = [rows, min(64, columns), *rest]  # the weights take room, too
-        one_step = factors[0].meta["val"].shape[2] <= tiles[2]
+        factors, tiles = new.args[:2], list[int](new.args[2])  # type: ignore[arg-type]
+        a, b = (factor.meta["val"] for factor in factors)  # type: ignore[union-attr]
+        if a.shape[2] <= tiles[2]:
+            tiles[1] = min(64, tiles[1])  # the weights are loaded before the only step, and take room
         # the product moves to where some inputs are overwritten already
-        if one_step and all(_root(factor).op != "placeholder" for factor in factors):
-            node.target, node.args = SUBTRACT, (mine, *new.args[:2], float(node.kwargs.get("alpha", 1)), tiles)
+        whole = span_of(a, b, tiles) >= a.shape[2]
+        if whole and all(_root(factor).op != "placeholder" for factor in factors):  # type: ignore[arg-type]
+            node.target, node.args = SUBTRACT, (mine, *factors, float(node.kwargs.get("alpha", 1)), tiles)
             node.kwargs = {}
             module.graph.erase_node(new)
     module.recompile()

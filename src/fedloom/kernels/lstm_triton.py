@@ -1,8 +1,8 @@
 """Kernels for an LSTM layer of many clients, each with its own weights: all steps, forward and back through time.
 
 A program takes the steps of some samples of one client, one after another: samples meet nowhere but in the weights'
-gradient, which is left to a library. In a step, all four gates of a block of units come from one loop over the units of
-the step before, which other threads of the program wrote to memory.
+gradient, which is a product of its own. In a step, all four gates of a block of units come from one loop over the units
+of the step before, which other threads of the program wrote to memory.
 """
 
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedloom.kernels.lstm import in_rows
+from fedloom.kernels.products_triton import rounded
 
 PROGRAMS = 132  # processors of an H100
 ROWS = 32  # samples of a program at most
@@ -34,17 +35,11 @@ def _tanh(x):
 
 
 @triton.jit
-def _rounded(x):
-    """To the ten bits of a fraction that products in TF32 look at; the others are cut off."""
-    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _dot(x, y, total, PRECISION: tl.constexpr):
     """`tl.dot` takes nine instructions per number for the halves of "tf32x3", most of what the loops below would do;
     here it is three."""
     if PRECISION == "tf32x3":
-        high_x, high_y = _rounded(x), _rounded(y)
+        high_x, high_y = rounded(x), rounded(y)
         total = tl.dot(x - high_x, high_y, total, input_precision="tf32")
         total = tl.dot(high_x, y - high_y, total, input_precision="tf32")
         return tl.dot(high_x, high_y, total, input_precision="tf32")

@@ -1,8 +1,10 @@
-"""Products of stacked clients with few rows.
+"""Products of stacked clients.
 
 With weights of its own for every client and a batch of ten, a layer reads (or, for their gradient, writes) the weights
-once and computes little with them. The library's product takes two to four times as long as that memory does; the
-kernels here are made for it. They are put into programs that are already traced, so nobody differentiates them.
+once and computes little with them. The library's product takes two to four times as long as that memory does. Larger
+products it takes without tensor cores, which do not know float32; a kernel that gives them two halves of each number
+takes two thirds of the time and is more exact. The operators are put into programs that are already traced, so nobody
+differentiates them.
 """
 
 from importlib.util import find_spec
@@ -13,7 +15,12 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 SHORT = 32  # rows
+NARROW = 16  # columns
 LEAST = 1 << 20  # weights of all clients together, from which on their memory takes longer than a launch
+ENOUGH = 50_000_000  # multiplications of all clients together; larger products with fewer have not been measured
+PROGRAMS = 264  # two for each processor of an H100
+SET_UP = 4  # what a program takes before its first and after its last step, in steps
+PIECES = 16
 
 
 def precision() -> str:
@@ -61,15 +68,30 @@ def _(w: Tensor, a: Tensor, b: Tensor, alpha: float, tiles: list[int]) -> None:
 PRODUCTS, SUBTRACT = torch.ops.fedloom.products.default, torch.ops.fedloom.subtract_products.default
 
 
-def way(n: int, m: int, k: int, o: int) -> list[int] | None:
-    """Tiles for a product (n, m, k) x (n, k, o), or None where the library is to compute it."""
-    if n >= 1 << 16:  # programs on an axis of a grid
+def way(a: Tensor, b: Tensor) -> list[int] | None:
+    """Tiles for the products of a (n, m, k) and b (n, k, o), or None where the library is to compute them.
+
+    With few rows, or a sum over few, the memory of the weights is the bound, and with few columns that of a. Other
+    products are bound by what a processor does beside its tensor cores: making the halves and fetching them from shared
+    memory. Where b has its columns in one piece, that is least with tiles of 64 x 64, which tensor cores take from
+    there; otherwise with 32 x 128, which go through registers.
+    """
+    (n, m, k), o = a.shape, b.shape[2]
+    turned = b.stride(2) != 1
+    if a.dtype != torch.float32 or (turned and b.stride(1) != 1) or n >= 1 << 16:  # programs on an axis of a grid
         return None
+    if max(_reach(a), _reach(b), m * o) >= 1 << 31:
+        return None
+    rows, columns = (64, 64) if turned else (32, 128)
     if k <= SHORT and n * m * o >= LEAST:  # a gradient to weights: one step
-        return [_side(m, 32), _side(o, 128), _side(k, 32), 4, 1]
+        return [_side(m, rows), _side(o, columns), _side(k, 32), 4, 1]
     if m <= SHORT and n * k * o >= LEAST:
         return [_side(m, 32), _side(o, 128), 32, 4, 4]
-    return None
+    if precision() == "tf32" or n * m * k * o < ENOUGH or not (_wide(a) and _wide(b)):
+        return None
+    if o <= NARROW:
+        return [_side(m, 64), 16, 32, 4, 4]
+    return [_side(m, rows), _side(o, columns), 32, 4, 3]
 
 
 def _side(size: int, most: int) -> int:
@@ -77,18 +99,41 @@ def _side(size: int, most: int) -> int:
     return min(most, max(16, 1 << (size - 1).bit_length()))
 
 
+def _wide(matrices: Tensor) -> bool:
+    """Can four numbers be read at a time? One at a time takes as long as everything else together, and longer."""
+    last = 2 if matrices.stride(2) == 1 else 1
+    starts = matrices.storage_offset(), matrices.stride(0), matrices.stride(3 - last), matrices.shape[last]
+    return matrices.stride(last) == 1 and all(at % 4 == 0 for at in starts)
+
+
 def _reach(matrices: Tensor) -> int:
     """Places from the first element of a client's matrix to its last."""
     return sum((size - 1) * stride for size, stride in zip(matrices.shape[1:], matrices.stride()[1:], strict=True))
 
 
+def span_of(a: Tensor, b: Tensor, tiles: list[int]) -> int:
+    """How much of k one program takes, in whole steps: all of it where clients give enough programs."""
+    (n, m, k), (rows, columns, depth, *_) = a.shape, tiles
+    steps = _ceil(k, depth)
+    return _ceil(steps, pieces(n * _ceil(m, rows) * _ceil(b.shape[2], columns), steps)) * depth
+
+
+def pieces(programs: int, steps: int) -> int:
+    """In how many to split the steps of programs, so that all are done soonest when PROGRAMS run at a time."""
+
+    def time(count: int) -> int:
+        return _ceil(programs * count, PROGRAMS) * (_ceil(steps, count) + SET_UP)
+
+    return min(range(1, max(1, min(PIECES, steps // SET_UP)) + 1), key=time)
+
+
+def _ceil(size: int, by: int) -> int:
+    return -(-size // by)
+
+
 def replace_products(program: GraphModule) -> None:
     """Let the products of a program go their ways."""
     for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten.bmm.default):
-        a, b = (factor.meta["val"] for factor in node.args)
-        if a.dtype != torch.float32 or 1 not in b.stride()[1:] or max(map(_reach, (a, b, node.meta["val"]))) >= 1 << 31:
-            continue
-        n, m, k = a.shape
-        if tiles := way(n, m, k, b.shape[2]):
+        if tiles := way(*(factor.meta["val"] for factor in node.args)):
             node.target, node.args = PRODUCTS, (*node.args, tiles)
     program.recompile()
