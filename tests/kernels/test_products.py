@@ -182,9 +182,9 @@ def test_tiles_of_larger_products_fit_their_layout():
     assert tiles_of(20, 800, 8, 400, turned=True) == [64, 64, 16, 4, 1]  # one step
     assert tiles_of(20, 800, 400, 8) == tiles_of(20, 800, 400, 8, turned=True) == [64, 16, 32, 4, 4]
     assert tiles_of(1, 800, 400, 100) is None  # too little to do
-    for k, o, gap in ((398, 100, 0), (400, 100, 1), (100, 398, 0)):
-        assert tiles_of(20, 800, k, o, gap=gap) is None  # rows that do not begin at every fourth number
+    for k, o, gap in ((398, 100, 2), (400, 100, 1), (100, 398, 0)):
+        assert tiles_of(20, 800, k, o, gap=gap) is None  # rows that do not begin, or end, at every fourth number
     assert tiles_of(20, 800, 100, 398, turned=True) == [64, 64, 32, 4, 3]  # only the result's
-    assert way(torch.empty(20, 800, 800, device="meta")[:, :, ::2], torch.empty(20, 400, 100, device="meta")) is None
+    assert way(torch.empty(20, 800, 1600, device="meta")[:, :, ::4], torch.empty(20, 400, 100, device="meta")) is None
     late = torch.empty(20 * 800 * 400 + 1, device="meta")[1:].view(20, 800, 400)
     assert way(late, torch.empty(20, 400, 100, device="meta")) is None
