@@ -141,7 +141,8 @@ def test_own_products_and_dropout_equal_the_reference(alg, compiled, monkeypatch
     assert calls
 
 
-def test_memory_does_not_grow_over_rounds():
+def test_memory_does_not_grow_over_rounds(monkeypatch):
+    monkeypatch.setattr(replayed, "AFTER", 0)
     run = Rounds(method("ditto"), conv_task("cnn4"), 0, plan=Plan("stacked", "captured", chunk=2, convolutions={}))
     held = []
     for _ in range(6):

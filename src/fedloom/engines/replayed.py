@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from fedloom.core.memory import free_memory
 from fedloom.core.tree import Tree, size_bytes, tree_flatten, tree_unflatten
+from fedloom.core.capture import aside, captured
 from fedloom.engines.lanes import bytes_on_the_way
 from fedloom.engines.trace import trace
 from fedloom.kernels.pooling import replace_pooling
@@ -44,14 +45,8 @@ class Graph:
         self.moves = [place for place, still in enumerate(stays) if not still]
         self.still = {place: flat[place].data_ptr() for place, still in enumerate(stays) if still}
         self.inputs = [v if still else torch.empty_like(v).copy_(v) for v, still in zip(flat, stays, strict=True)]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            program(*self.inputs)  # libraries set themselves up outside the capture
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.outputs = list(program(*self.inputs))
+        aside(lambda: program(*self.inputs))
+        self.graph, self.outputs = captured(lambda: list(program(*self.inputs)), pool)
 
     def __call__(self, *flat: Tensor) -> list[Tensor]:
         if any(flat[place].data_ptr() != at for place, at in self.still.items()):  # other clients have other samples

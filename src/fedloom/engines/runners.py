@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from fedloom.core.autodiff import vmap
 from fedloom.core.contract import Batch, Info, Phase
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
+from fedloom.core.capture import aside, captured
 from fedloom.engines.cohort import Cohort
 from fedloom.engines.lanes import MOST_BYTES, Lanes, bytes_on_the_way
 from fedloom.engines.plan import Plan
@@ -216,24 +218,20 @@ class Captured:
         if not self._compiles(prefix) and bytes_on_the_way(program.graph) <= MOST_BYTES:
             run = Lanes(program)
         kept = [v.clone() for v in (self.at, *state)]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):  # libraries set themselves up outside the capture
-                self.at.zero_()
-                run(*inputs)
-        torch.cuda.current_stream().wait_stream(side)
-        short = len(program.graph.nodes) < SHORT
-        by_steps = {steps: self._graph(run, inputs, steps) for steps in ((BUNDLE, 1) if short else (1,))}
-        _copy([self.at, *state], kept)
-        return Graphs(by_steps, run)
 
-    def _graph(self, run: Callable[..., Any], inputs: Flat, steps: int) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        def go(steps: int) -> None:
             for _ in range(steps):
                 run(*inputs)
-        return graph
+
+        def first() -> None:
+            self.at.zero_()
+            run(*inputs)
+
+        aside(first, times=2)
+        short = len(program.graph.nodes) < SHORT
+        by_steps = {steps: captured(partial(go, steps), self.pool)[0] for steps in ((BUNDLE, 1) if short else (1,))}
+        _copy([self.at, *state], kept)
+        return Graphs(by_steps, run)
 
 
 def _compiled(program: GraphModule, inputs: Flat) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.autodiff import vmap
+from fedloom.core.capture import aside, captured
 from fedloom.kernels.convolution import Case, Way, carry_out
 
 # sides and depth of tiles, warps, stages
@@ -45,15 +46,12 @@ def ways(case: Case) -> list[Way]:
 
 
 def _seconds(f: Callable[[], Tensor]) -> float:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        f()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    def repeated() -> None:
         for _ in range(REPEATS):
             f()
+
+    aside(f)
+    graph, _ = captured(repeated)
     times = []
     for _ in range(4):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
