@@ -15,9 +15,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
+from fedloom.core.capture import aside, captured
 from fedloom.core.memory import free_memory
 from fedloom.core.tree import Tree, size_bytes, tree_flatten, tree_unflatten
-from fedloom.core.capture import aside, captured
 from fedloom.engines.lanes import bytes_on_the_way
 from fedloom.engines.trace import trace
 from fedloom.kernels.pooling import replace_pooling

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fedloom.core.autodiff import vmap
+from fedloom.core.capture import aside, captured
 from fedloom.core.contract import Batch, Info, Phase
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
-from fedloom.core.capture import aside, captured
 from fedloom.engines.cohort import Cohort
 from fedloom.engines.lanes import MOST_BYTES, Lanes, bytes_on_the_way
 from fedloom.engines.plan import Plan
