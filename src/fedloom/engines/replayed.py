@@ -114,12 +114,13 @@ class Replayed:
         return Program(spec, outputs[0], run)
 
     def _captured(self, program: GraphModule, flat: list[Tensor], found: list[Tensor]) -> Graph | None:
-        """Unless that costs too much memory, or there are inputs whose layout a copy would not have."""
+        """Unless there is nothing to do, it costs too much memory, or a copy of an input would have another layout."""
         stays = [v.data_ptr() in self.still for v in flat]
         moving = [v for v, still in zip(flat, stays, strict=True) if not still]
         same = (v.is_cuda and torch.empty_like(v, device="meta").stride() == v.stride() for v in moving)
         if self.pool is None or not all(same):
             return None
-        if size_bytes((moving, found)) > COPIED or bytes_on_the_way(program.graph) > free_memory(flat[0].device) // 8:
+        room = bytes_on_the_way(program.graph)
+        if not room or size_bytes((moving, found)) > COPIED or room > free_memory(flat[0].device) // 8:
             return None
         return Graph(program, flat, stays, self.pool)
