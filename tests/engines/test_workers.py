@@ -1,8 +1,8 @@
 """Clients side by side: the same to the bit for any number of workers, and nothing is left behind by an error."""
 
 import _thread
-import sys
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass
