@@ -41,6 +41,7 @@ class Cohort:
     run: np.ndarray  # which of several runs
     scored: np.ndarray  # whose PM_post anybody will ask for
     by_run: Mapping[int, Tree] = field(default_factory=dict)  # what all clients of a run share, where there are several
+    coming: np.ndarray | None = None  # the clients of the next round, in the same places of the same runs
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -216,7 +216,7 @@ class Rounds:
         did not diverge."""
         at = np.minimum(np.searchsorted(self.evaluated, ids), len(self.evaluated) - 1)
         scored = self.evaluated[at] == ids
-        cohort = replace(self._cohort(ids, t), scored=scored)
+        cohort = replace(self._cohort(ids, t), scored=scored, coming=None if self.alg.turns else self.sample(t + 1))
         done = yield Request("train", cohort, splits)
         self.store.write(ids, {"own": done.own, "stats": done.stats})
         # here, and nowhere else in a round without evaluation, it waits for the device

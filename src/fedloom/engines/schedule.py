@@ -104,13 +104,17 @@ class Ahead:
         self.task, self.timetable, self.length = task, timetable, length
         self.k = self.start = self.end = 0
 
+    def look(self, prefix: int) -> None:
+        """Work out the next window, for the first `prefix` clients."""
+        self.start, self.end = self.k, min(int(self.timetable.steps.max()), self.k + self.length)
+        clients = np.minimum(np.arange(prefix), len(self.timetable.steps) - 1)
+        self.window = self.timetable.window(self.task, clients, np.arange(self.start, self.end))
+
     def until(self, stop: int, prefix: int) -> Iterator[tuple[Window, int, int]]:
         """(window, first, last): the steps up to `stop` for the first `prefix` clients, which must not grow."""
         while self.k < stop:
             if self.k == self.end:
-                self.start, self.end = self.k, min(int(self.timetable.steps.max()), self.k + self.length)
-                clients = np.minimum(np.arange(prefix), len(self.timetable.steps) - 1)
-                self.window = self.timetable.window(self.task, clients, np.arange(self.start, self.end))
+                self.look(prefix)
             last = min(stop, self.end)
             yield self.window, self.k - self.start, last - self.start
             self.k = last

@@ -7,6 +7,7 @@ rounded up to one of a few sizes) reaches nobody.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Hashable
@@ -63,6 +64,20 @@ class Table(NamedTuple):
     mask: Tensor
 
 
+class Coming(NamedTuple):
+    """Who will probably train next, and what is known of their batches."""
+
+    t: int
+    ids: np.ndarray
+    seeds: np.ndarray
+    run: np.ndarray
+    ahead: Ahead
+
+    def are(self, cohort: Cohort) -> bool:
+        same = zip((self.ids, self.seeds, self.run), (cohort.ids, cohort.seeds, cohort.run), strict=True)
+        return self.t == cohort.t and all(np.array_equal(mine, theirs) for mine, theirs in same)
+
+
 class Stacked:
     def __init__(self, alg: Algorithm, task: Task, plan: Plan) -> None:
         self.alg, self.task, self.plans = alg, task, [plan]
@@ -71,6 +86,7 @@ class Stacked:
         self.runners: dict[tuple[Where, int], Runner] = {}  # by phase and size of chunks
         self.tables: Recent[list[Table]] = Recent(TABLES)  # by lists of samples, clients and width
         self.joined: Recent[Tensor] = Recent(TABLES)  # by lists of samples and clients
+        self.coming: Coming | None = None
         self.pool = torch.cuda.graph_pool_handle() if plan.replay == "captured" else None
         self.replayed = Replayed(plan.replay != "eager", self.pool, (task.data.x, task.data.y))
 
@@ -94,7 +110,9 @@ class Stacked:
 
     @torch.no_grad()
     def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
-        return self._in_chunks(cohort, lambda chunk: self._train(chunk, splits))
+        found = self._in_chunks(cohort, lambda chunk: self._train(chunk, splits))
+        self._look_ahead(cohort)
+        return found
 
     @torch.no_grad()
     def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
@@ -150,15 +168,18 @@ class Stacked:
     def _all_chunks(self, cohort: Cohort, job: Callable[[Cohort], Any]) -> Any:
         """Equal chunks of at most `plan.chunk` clients by ascending id, in each the largest first; results in the
         cohort's order, on which they do not depend."""
-        sizes = self.population.data.splits["train"].sizes[cohort.ids]
-        pieces = -(-len(cohort) // self.plan.chunk)
-        chunks = np.array_split(np.argsort(cohort.ids, kind="stable"), pieces)
-        groups = [chunk[np.argsort(-sizes[chunk], kind="stable")] for chunk in chunks]
-        if pieces == 1 and not cohort.by_run and np.array_equal(groups[0], np.arange(len(cohort))):
+        groups = self._groups(cohort.ids)
+        if len(groups) == 1 and not cohort.by_run and np.array_equal(groups[0], np.arange(len(cohort))):
             return job(cohort)
         done = [job(cohort.rows(group)) for group in groups]
         back = onto(self.task.data.device, np.argsort(np.concatenate(groups)))
         return tree_map(lambda *rows: torch.cat(rows)[back], *done)
+
+    def _groups(self, ids: np.ndarray) -> list[np.ndarray]:
+        """The places of the clients of each chunk."""
+        sizes = self.population.data.splits["train"].sizes[ids]
+        chunks = np.array_split(np.argsort(ids, kind="stable"), -(-len(ids) // self.plan.chunk))
+        return [chunk[np.argsort(-sizes[chunk], kind="stable")] for chunk in chunks]
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -252,9 +273,34 @@ class Stacked:
         return work
 
     def _schedule(self, phase: Phase, cohort: Cohort, epochs: np.ndarray, first_epoch: int = 0) -> Schedule:
+        if self.coming and phase is self.phases["train"][0] and self.coming.are(cohort):
+            return self.coming.ahead.timetable
         return schedule.build(
             self.population, phase, cohort.seeds, cohort.ids, cohort.t, epochs, first_epoch, cohort.run
         )
+
+    def _look_ahead(self, cohort: Cohort) -> None:
+        """While a GPU is at work, find the first batches of those who will come next."""
+        self.coming, ids = None, cohort.coming
+        if ids is None or self.pool is None or len(ids) != len(cohort) or len(ids) > self.plan.chunk:
+            return
+        phase = self.phases["train"][0]
+        if phase.until is not None or not isinstance(phase.epochs, int):  # it depends on what they do
+            return
+        places, t = self._groups(ids)[0], cohort.t + 1
+        ids, seeds, run = ids[places], cohort.seeds[places], cohort.run[places]
+        with contextlib.suppress(torch.OutOfMemoryError):  # then it is done when they come
+            timetable = schedule.build(self.population, phase, seeds, ids, t, np.full(len(ids), phase.epochs), run=run)
+            ahead = self._ahead(timetable)
+            if timetable.steps[0]:
+                ahead.look(self.plan.prefix(int((timetable.steps > 0).sum())))
+            self.coming = Coming(t, ids, seeds, run, ahead)
+
+    def _ahead(self, timetable: Schedule) -> Ahead:
+        coming, self.coming = self.coming, None  # it serves once
+        if coming and coming.ahead.timetable is timetable:
+            return coming.ahead
+        return Ahead(self.task, timetable, self._window_length(timetable.batch * timetable.group))
 
     def _run(self, where: Where, phase: Phase, work: Tree, cohort: Cohort, timetable: Schedule) -> Tree:
         order = np.argsort(-timetable.steps, kind="stable")
@@ -268,7 +314,7 @@ class Stacked:
         state, spec = tree_flatten(work)
         runner = self.runner(where, phase, work, cohort)
         runner.start(state, *flat_rest(cohort))
-        ahead = Ahead(self.task, timetable, self._window_length(timetable.batch * timetable.group))
+        ahead = self._ahead(timetable)
         ragged = steps[-1] != steps[0]
         result = [v.clone() for v in state] if ragged else []
         for stop in np.unique(steps[steps > 0]).tolist():  # the steps after which some clients are done

@@ -106,7 +106,9 @@ class Together:
             np.concatenate([getattr(c, name) for c in cohorts]) for name in ("ids", "seeds", "run", "scored")
         )
         by_run = {number: {**c.shared, **self.values[number]} for c in cohorts for number in (int(c.run[0]),)}
-        return Cohort(ids, cohorts[0].t, {}, parts, own, stats, info, seeds, run, scored, by_run)
+        coming = [cohort.coming for cohort in cohorts if cohort.coming is not None]
+        later = np.concatenate(coming) if len(coming) == len(cohorts) else None
+        return Cohort(ids, cohorts[0].t, {}, parts, own, stats, info, seeds, run, scored, by_run, later)
 
 
 def _values(run: Rounds, names: Sequence[Name]) -> Tree:
