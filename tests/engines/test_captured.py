@@ -67,3 +67,12 @@ def test_pooling_takes_positive_parts_with_it(alg, programs):
         assert poolings == code.count("fedloom.pool") == 2 * code.count("aten.relu")  # of the hidden layer
         assert code.count("aten.relu") == code.count("aten.threshold_backward") > 0
         assert code.count("fedloom.channel_sums") == poolings  # for biases
+
+
+@pytest.mark.parametrize("alg", ["fedavg", "per-fedavg"])
+def test_words_without_tokens_and_padding_stay_as_they_are(alg, programs):
+    task = model_task("fasttext", (6,), vocab=9, sizes=(5, 1, 9), dtype=torch.float32)
+    assert_same(method(alg), task, PLAN, 2e-5, rounds=1)
+    for code in programs:
+        assert code.count("fedloom.vectors") == code.count("fedloom.vector_sums") > 0
+        assert not re.search("aten.embedding|fill_|arange", code)

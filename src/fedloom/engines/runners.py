@@ -22,6 +22,7 @@ from fedloom.engines.plan import Plan
 from fedloom.engines.schedule import Window
 from fedloom.engines.trace import join_updates, join_writes, operations, overwrite, passed_through, trace, used_inputs
 from fedloom.kernels.convolution import convolutions
+from fedloom.kernels.embedding import replace_embeddings
 from fedloom.kernels.pooling import replace_pooling
 from fedloom.kernels.products import replace_products
 from fedloom.kernels.ready import get_ready
@@ -200,6 +201,7 @@ class Captured:
         if plain:
             replace_pooling(program)
             replace_sums(program)
+            replace_embeddings(program)
         overwrite(program, 2, 1)
         if plain:
             join_updates(program)
