@@ -62,7 +62,9 @@ def test_vectors_come_out_to_the_bit():
 
     pairs = torch.func.vmap(torch.func.vmap(lambda t, i: F.embedding(i, t)))
     cases = (look_up(0, 0), tables, ids), (look_up(None, 0), tables[0], ids), (look_up(0, None), tables, ids[0])
-    for f, *inputs in (*cases, (lambda *v: [pairs(*v)], torch.stack([tables, tables + 1], 1), ids[:, :2])):
+    cases += ((lambda *v: [pairs(*v)], torch.stack([tables, tables + 1], 1), ids[:, :2]),)
+    cases += ((lambda table, ids: [F.embedding(ids // 2 + 1, table)], tables[0], ids),)
+    for f, *inputs in cases:
         program = trace(f, inputs)
         replace_embeddings(program)
         assert torch.equal(program(*inputs)[0], f(*inputs)[0])
@@ -82,10 +84,14 @@ def test_gradients_that_do_not_fit_are_left_to_the_library(monkeypatch):
     assert "fedloom.vector_sums" in program_for(one, tables[0], ids, g)
     assert "fedloom.vector_sums" not in program_for(slope(2, lambda f: f), tables[0], ids[0], g[0])
 
-    def moved(tables, ids, g):  # by what is no client's place in a table
-        return slope(clients=lambda f: f)(tables.flatten(0, 1), ids + torch.tensor([0, 7, 13])[:, None, None], g)
+    for step, times in ((WORDS - 1, 1), (WORDS, 0)):  # by what is no client's place in a table
 
-    assert {"aten.add", "aten.embedding_dense_backward"} <= {*program_for(moved, tables, ids, g)}
+        def moved(tables, ids, g):
+            shift = torch.arange(0, N * step, step).view(N, 1, 1)  # noqa: B023
+            shifted = torch.add(ids, shift, alpha=times)  # noqa: B023
+            return slope(clients=lambda f: f)(tables.flatten(0, 1), shifted, g)
+
+        assert {"aten.add", "aten.embedding_dense_backward"} <= {*program_for(moved, tables, ids, g)}
     monkeypatch.setattr(embedding, "MOST", N * BATCH * LENGTH * WORDS * 16 - 1)
     assert "fedloom.vector_sums" not in program_for(slope(), tables, ids, g)
 
