@@ -132,7 +132,8 @@ def test_kernels_give_what_torch_gives(words, width, shape, monkeypatch):
         for padding in (-1, words - 1):
             exact = vector_sums(given.double().cpu(), where.cpu(), words, padding)
             found = embedding_triton.vector_sums(given, where, words, padding)
-            torch.testing.assert_close(found.double().cpu(), exact, rtol=1e-6, atol=1e-6)
+            largest = exact.abs().max().item()  # tensor cores cut off sums on the way, which are as large
+            torch.testing.assert_close(found.double().cpu(), exact, rtol=1e-6, atol=5e-7 * largest)
             assert (found[:, padding] == 0).all() == (padding >= 0 or not (ids == words - 1).any())
 
 
