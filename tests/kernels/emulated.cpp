@@ -20,6 +20,7 @@
 
 struct Index { int x, y; };
 static thread_local Index threadIdx, blockIdx;
+static Index gridDim;
 static std::barrier<>* block;
 struct Four;
 alignas(16) static char memory[1 << 18];
@@ -39,6 +40,7 @@ static void call(void (*kernel)(Args...), const long long* args, std::index_sequ
 
 template <class... Args>
 static void run(void (*kernel)(Args...), int width, int height, const long long* args) {
+    gridDim = {width, height};
     for (int x = 0; x < width; x++)
         for (int y = 0; y < height; y++) {
             std::barrier<> here(THREADS);

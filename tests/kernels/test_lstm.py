@@ -161,8 +161,8 @@ def check(forward, backward, shape, device):
     assert torch.equal(again, hs)
     assert none.numel() == 0
     dhs, dcs = across(torch.randn_like(hs)), across(torch.randn_like(cs))
-    wanted = pull((dhs.double(), dcs.double()))
-    for found, gradient in zip(backward(dhs, dcs, gates, c, cs, w), wanted, strict=False):
+    *wanted, _, bias_wanted = pull((dhs.double(), dcs.double()))
+    for found, gradient in zip(backward(dhs, dcs, gates, c, cs, w), (*wanted, bias_wanted), strict=True):
         close(found, gradient)
     if shape[0] == 2:  # clients that share their weights
         shared = [v[:1].expand_as(v) for v in (w, bias)]

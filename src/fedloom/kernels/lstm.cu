@@ -2,15 +2,15 @@
 //
 // A program takes some samples of one client, and its threads keep all weights in registers, so a step reads nothing else
 // but what the step before left in shared memory, and what was asked for a step ago. First each thread computes a slice
-// of the sums, for four columns of weights and all samples; then each takes some of the units of some of the samples and
-// adds up their slices.
+// of the sums, for four columns of weights and all samples; then each takes a unit of some of the samples, always the same
+// ones, and adds up their slices.
 //
 // H: units, a multiple of 4. ROWS: samples of a program. KEEP: gates are wanted. SLICES: of the product with h; there are
 // four times as many of the product on the way back. THREADS: H for every slice, in whole warps.
 
-#define GROUPS ((ROWS + 3) / 4)                           // of four samples
-#define TERMS ((H + SLICES - 1) / SLICES)                 // of a slice
-#define CELLS ((ROWS * H + THREADS - 1) / THREADS)  // units of samples that a thread takes
+#define GROUPS ((ROWS + 3) / 4)               // of four samples
+#define TERMS ((H + SLICES - 1) / SLICES)     // of a slice
+#define CELLS ((ROWS + SLICES - 1) / SLICES)  // samples of whose units a thread takes one
 
 struct alignas(16) Four {
     float at[4];
@@ -34,6 +34,9 @@ __device__ __forceinline__ void fetched() { asm volatile("cp.async.wait_all;" ::
 
 extern __shared__ Four room[];
 #endif
+
+// Samples of a program that has so many to go.
+__device__ __forceinline__ int rows_of(long long left) { return left < ROWS ? (int)left : ROWS; }
 
 // sums[r] = the terms of a slice for the samples 4 * group + r; samples are `apart` in `sums`.
 template <int SAMPLES>
@@ -74,9 +77,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     long long steps, long long samples, long long z_n, long long z_t, long long z_b, long long w_n, long long bias_n
 ) {
     ForwardRoom& here = *(ForwardRoom*)room;
-    const int me = threadIdx.x, slice = me / H, column = me % H;
+    const int me = threadIdx.x, slice = me / H, unit = me % H;  // of the product; of cells: samples and unit
     const long long client = blockIdx.x, size = samples * H;
-    const int first = blockIdx.y * ROWS, rows = samples - first < ROWS ? (int)(samples - first) : ROWS;
+    const int first = blockIdx.y * ROWS, rows = slice < SLICES ? rows_of(samples - first) : 0;
     w += client * w_n;
     bias += client * bias_n;
     z += client * z_n + first * z_b;
@@ -92,16 +95,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
 #pragma unroll
         for (int gate = 0; gate < 4; gate++) {
             const int k = slice * TERMS + i;
-            weights[i].at[gate] = slice < SLICES && k < H ? w[(gate * H + column) * H + k] : 0;
+            weights[i].at[gate] = slice < SLICES && k < H ? w[(gate * H + unit) * H + k] : 0;
         }
     auto ask = [&](int step) {
 #pragma unroll
         for (int cell = 0; cell < CELLS; cell++) {
-            const int at = cell * THREADS + me, row = at / H;
+            const int row = cell * SLICES + slice;
             if (row < rows)
 #pragma unroll
                 for (int gate = 0; gate < 4; gate++)
-                    fetch(&here.inputs[step & 1][cell][gate][me], z + row * z_b + gate * H + at % H);
+                    fetch(&here.inputs[step & 1][cell][gate][me], z + row * z_b + gate * H + unit);
         }
     };
     ask(0);
@@ -110,10 +113,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     float cells[CELLS];
 #pragma unroll
     for (int cell = 0; cell < CELLS; cell++) {
-        const int at = cell * THREADS + me, row = at / H;
+        const int row = cell * SLICES + slice;
         if (row >= rows) continue;
-        cells[cell] = c0[at];
-        here.states[at % H][row / 4].at[row % 4] = h0[at];
+        cells[cell] = c0[row * H + unit];
+        here.states[unit][row / 4].at[row % 4] = h0[row * H + unit];
     }
     __syncthreads();
 
@@ -121,11 +124,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
         z += z_t;
         fetched();
         if (step + 1 < steps) ask(step + 1);
-        if (slice < SLICES) multiply_all(weights, &here.states[slice * TERMS], &here.sums[slice][0][column], H);
+        if (slice < SLICES) multiply_all(weights, &here.states[slice * TERMS], &here.sums[slice][0][unit], H);
         __syncthreads();
 #pragma unroll
         for (int cell = 0; cell < CELLS; cell++) {
-            const int at = cell * THREADS + me, row = at / H, unit = at % H;
+            const int row = cell * SLICES + slice, at = row * H + unit;
             if (row >= rows) continue;
             float sums[4];
 #pragma unroll
@@ -163,16 +166,18 @@ struct BackwardRoom {
     float inputs[2][CELLS][7][THREADS];  // gates, the cell that the step was given, gradients to h and c
 };
 
-// From the last step to the first, and once more for the gradient to what the first was given.
+// From the last step to the first, and once more for the gradient to what the first was given. `db` is the sum of `dz`
+// over steps and the samples of a program.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const float* dhs, const float* dcs, const float* gates, const float* c0, const float* cs, const float* w,
-    float* dz, float* dh0, float* dc0, long long steps, long long samples,
+    float* dz, float* dh0, float* dc0, float* db, long long steps, long long samples,
     long long dh_n, long long dh_t, long long dh_b, long long dc_n, long long dc_t, long long dc_b, long long w_n
 ) {
     BackwardRoom& here = *(BackwardRoom*)room;
-    const int me = threadIdx.x, slice = me / (H / 4), column = me % (H / 4);
+    const int me = threadIdx.x, slice = me / (H / 4), column = me % (H / 4);  // of the product
+    const int place = me / H, unit = me % H;                                  // of cells: samples and unit
     const long long client = blockIdx.x, size = samples * H, end = client * steps + steps - 1;
-    const int first = blockIdx.y * ROWS, rows = samples - first < ROWS ? (int)(samples - first) : ROWS;
+    const int first = blockIdx.y * ROWS, rows = place < SLICES ? rows_of(samples - first) : 0;
     w += client * w_n;
     cs += end * size + first * H;
     c0 += client * size + first * H;
@@ -182,6 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     dz += 4 * (end * size + first * H);
     dhs += client * dh_n + (steps - 1) * dh_t + first * dh_b;
     dcs += client * dc_n + (steps - 1) * dc_t + first * dc_b;
+    db += 4 * H * (client * gridDim.y + blockIdx.y);
 
     Four weights[TERMS];
 #pragma unroll
@@ -195,13 +201,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         const float* before = step + 1 < steps ? cs - (step + 1) * size : c0;
 #pragma unroll
         for (int cell = 0; cell < CELLS; cell++) {
-            const int at = cell * THREADS + me, row = at / H, unit = at % H;
+            const int row = cell * SLICES + place;
             if (row >= rows) continue;
             auto* to = here.inputs[step & 1][cell];
 #pragma unroll
             for (int gate = 0; gate < 4; gate++)
                 fetch(&to[gate][me], gates - step * 4 * size + (4 * row + gate) * H + unit);
-            fetch(&to[4][me], before + at);
+            fetch(&to[4][me], before + row * H + unit);
             fetch(&to[5][me], dhs - step * dh_t + row * dh_b + unit);
             fetch(&to[6][me], dcs - step * dc_t + row * dc_b + unit);
         }
@@ -209,11 +215,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     ask(0);
     for (int k = me; k < 4 * SLICES * TERMS * GROUPS; k += THREADS) ((Four*)here.slopes)[k] = Four{};
     float late[CELLS], cells[CELLS];  // gradients to cells from later steps; cells after the step
+    Four totals = {};                 // of gradients to gates
 #pragma unroll
     for (int cell = 0; cell < CELLS; cell++) {
-        const int at = cell * THREADS + me;
+        const int row = cell * SLICES + place;
         late[cell] = 0;
-        if (at / H < rows) cells[cell] = cs[at];
+        if (row < rows) cells[cell] = cs[row * H + unit];
     }
     __syncthreads();
 
@@ -224,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         __syncthreads();
 #pragma unroll
         for (int cell = 0; cell < CELLS; cell++) {
-            const int at = cell * THREADS + me, row = at / H, unit = at % H;
+            const int row = cell * SLICES + place, at = row * H + unit;
             if (row >= rows) continue;
             float carried = 0;
 #pragma unroll
@@ -245,10 +252,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             for (int gate = 0; gate < 4; gate++) {
                 here.slopes[gate * H + unit][row / 4].at[row % 4] = to[gate];
                 dz[(4 * row + gate) * H + unit] = to[gate];
+                totals.at[gate] += to[gate];
             }
         }
         dz -= 4 * size;
         __syncthreads();
+    }
+
+    Four* parts = (Four*)here.sums;
+    if (place < SLICES) parts[me] = totals;
+    __syncthreads();
+    if (place > 0) return;
+#pragma unroll
+    for (int gate = 0; gate < 4; gate++) {
+        float total = 0;
+        for (int p = 0; p < SLICES; p++) total += parts[p * H + unit].at[gate];
+        db[gate * H + unit] = total;
     }
 }
 

@@ -152,20 +152,21 @@ def _(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, keep: bool) -> t
 @torch.library.custom_op("fedloom::lstm_backward", mutates_args=())
 def lstm_backward(
     dhs: Tensor, dcs: Tensor, gates: Tensor, c: Tensor, cs: Tensor, w: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to z (n, t, b, 4 h), and to the h and c (n, b, h) that the first step was given."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients to z (n, t, b, 4 h), to the h and c (n, b, h) that the first step was given, and to the bias."""
     if dhs.is_cuda:
         return _by_kernels("backward", w, dhs, dcs, gates, c, cs, w)
 
-    def one(dhs: Tensor, dcs: Tensor, gates: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _back(dhs, dcs, gates.chunk(4, -1), *rest)  # type: ignore[arg-type]
+    def one(dhs: Tensor, dcs: Tensor, gates: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        dz, dh, dc = _back(dhs, dcs, gates.chunk(4, -1), *rest)  # type: ignore[arg-type]
+        return dz, dh, dc, dz.sum((0, 1))
 
     return _each(one, dhs, dcs, gates, c, cs, w)
 
 
 @lstm_backward.register_fake
-def _(dhs: Tensor, dcs: Tensor, gates: Tensor, c: Tensor, cs: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return gates.new_empty(gates.shape), c.new_empty(c.shape), c.new_empty(c.shape)
+def _(dhs: Tensor, dcs: Tensor, gates: Tensor, c: Tensor, cs: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    return tuple(gates.new_empty(shape) for shape in (gates.shape, c.shape, c.shape, w.shape[:2]))
 
 
 over_clients(lstm_forward, 5)
@@ -212,8 +213,8 @@ class _Gradients(torch.autograd.Function):
         dhs: Tensor, dcs: Tensor, z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor,
         hs: Tensor, cs: Tensor, gates: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        dz, dh, dc = _one(lstm_backward(*_stacked(dhs, dcs, gates, c, cs, w)))
-        return dz, dh, dc, _to_weights(dz, h, hs), dz.sum((0, 1))
+        dz, dh, dc, db = _one(lstm_backward(*_stacked(dhs, dcs, gates, c, cs, w)))
+        return dz, dh, dc, _to_weights(dz, h, hs), db
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:

@@ -59,18 +59,19 @@ def forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, keep: bool
 
 def backward(
     dhs: Tensor, dcs: Tensor, gates: Tensor, c: Tensor, cs: Tensor, w: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients to z, h and c from those to the states after every step."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients to z, h, c and the bias from those to the states after every step."""
     n, steps, batch, size = dhs.shape
     rows, programs = _shares(batch)
     dhs, dcs, w = in_rows(dhs), in_rows(dcs), in_rows(w)
     gates, c, cs = gates.contiguous(), c.contiguous(), cs.contiguous()
     dz, dh, dc = torch.empty_like(gates), torch.empty_like(c), torch.empty_like(c)
+    db = w.new_empty(n, programs, 4 * size)
     kernels(w.device, size, rows, True).launch(
         "backward", (n, programs), threads(size), rooms(w.device, size, rows)[1],
-        dhs, dcs, gates, c, cs, w, dz, dh, dc, steps, batch, *dhs.stride()[:3], *dcs.stride()[:3], w.stride(0),
+        dhs, dcs, gates, c, cs, w, dz, dh, dc, db, steps, batch, *dhs.stride()[:3], *dcs.stride()[:3], w.stride(0),
     )  # fmt: skip
-    return dz, dh, dc
+    return dz, dh, dc, db[:, 0] if programs == 1 else db.sum(1)
 
 
 def threads(size: int) -> int:

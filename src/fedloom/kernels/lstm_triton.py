@@ -204,8 +204,8 @@ def forward(
 def backward(
     dhs: Tensor, dcs: Tensor, gates: Tensor, c: Tensor, cs: Tensor, w: Tensor, precision: str,
     tiles: Tiles | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients to z, h and c from those to the states after every step."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients to z, h, c and the bias from those to the states after every step."""
     n, steps, batch, size = dhs.shape
     dhs, dcs, w = in_rows(dhs), in_rows(dcs), in_rows(w)
     gates, c, cs = gates.contiguous(), c.contiguous(), cs.contiguous()
@@ -216,7 +216,7 @@ def backward(
         dhs, dcs, gates, c, cs, w, dz, dh, dc, steps, batch, *dhs.stride()[:3], *dcs.stride()[:3], w.stride(0),
         size, precision, rows, units, depth, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return dz, dh, dc
+    return dz, dh, dc, dz.sum((1, 2))
 
 
 def usual(size: int, rows: int) -> Tiles:
