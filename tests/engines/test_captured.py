@@ -9,6 +9,7 @@ from helpers import assert_same, make_task, method, model_task
 from fedloom.core import task as core_task
 from fedloom.engines.plan import Plan
 from fedloom.engines.runners import Captured, Graphs
+from fedloom.kernels import lstm, products
 from fedloom.kernels.ready import get_ready
 
 PLAN = Plan("stacked", "captured", chunk=3, shrink=0.5, convolutions={})
@@ -76,3 +77,14 @@ def test_words_without_tokens_and_padding_stay_as_they_are(alg, programs):
     for code in programs:
         assert code.count("fedloom.vectors") == code.count("fedloom.vector_sums") > 0
         assert not re.search("aten.embedding|fill_|arange", code)
+
+
+def test_the_zeros_that_an_lstm_starts_from_are_not_multiplied(programs, monkeypatch):
+    """So all of its steps on weights are taken while the gradient is computed."""
+    monkeypatch.setattr(lstm, "_own_kernels", lambda z: True)
+    monkeypatch.setattr(products, "LEAST", 0)
+    task = model_task("lstm_shakes", (4,), vocab=9, options={"width": 8}, dtype=torch.float32)
+    assert_same(method("fedavg"), task, PLAN, 2e-5, rounds=1)
+    for code in programs:
+        assert code.count("fedloom.subtract_products") == 5  # two layers and the last one
+        assert not re.search(r"aten\.(\w*zeros|sum)", code)

@@ -122,6 +122,35 @@ def test_operations_in_place_do_not_keep_equal_ones_apart():
     assert alone.code.count("sin.default") == 1
 
 
+def test_zeros_are_neither_multiplied_nor_added(monkeypatch):
+    """Through views, and also where they are too large to be kept; sums that they widen, or where the other one is
+    scaled, are left."""
+
+    def one(x, w):
+        h = x.new_zeros(2, 3, 3).transpose(1, 2)[1]
+        first = torch.addmm(h @ w, x, w)
+        return first + torch.zeros(3), x.new_zeros(2, 3, 3) + x, torch.add(x.new_zeros(3, 3), x, alpha=2)
+
+    inputs = torch.randn(4, 3, 3), torch.randn(4, 3, 3)
+    for small in (tracing.SMALL, 0):
+        monkeypatch.setattr(tracing, "SMALL", small)
+        program = trace(torch.func.vmap(one), inputs)
+        torch.testing.assert_close(program(*inputs), torch.func.vmap(one)(*inputs), rtol=0, atol=0)
+        assert program.code.count("mm.default") == 1
+        assert program.code.count("add.Tensor") == 2
+        assert program.code.count("zeros.default") == (0 if small else 2)
+
+
+def test_zeros_that_are_written_to_count():
+    def step(x, w):
+        h = x.new_zeros(3, 3)
+        h[1] = 1
+        return [h @ w + x]
+
+    inputs = torch.randn(3, 3), torch.randn(3, 3)
+    torch.testing.assert_close(trace(step, inputs)(*inputs), step(*inputs), rtol=0, atol=0)
+
+
 def test_the_largest_is_taken_before_its_positive_part():
     """To the bit, with ties, with windows that overlap, and where somebody else reads the positive parts."""
 

@@ -22,14 +22,17 @@ aten = torch.ops.aten
 _VIEWS = {aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.alias.default, aten.detach.default}
 _IN_PLACE = {aten.sub.Tensor: aten.sub_.Tensor, aten.add.Tensor: aten.add_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
 _STEPS: dict[Any, int] = {aten.sub_.Tensor: 1, aten.add_.Tensor: -1, aten.copy_.default: 0}
-_LIKE = {
+_FILLS: dict[Any, int] = {
+    aten.ones.default: 1,
     aten.ones_like.default: 1,
-    aten.zeros_like.default: 0,
     aten.new_ones.default: 1,
+    aten.zeros.default: 0,
+    aten.zeros_like.default: 0,
     aten.new_zeros.default: 0,
 }
+_PRODUCTS = {aten.mm.default, aten.bmm.default}
 _POOL_BACK, _RELU_BACK = aten.max_pool2d_with_indices_backward.default, aten.threshold_backward.default
-SMALL = 1 << 16  # elements of a constant that is worth keeping
+SMALL = 1 << 18  # elements of a constant that is worth keeping
 LITTLE = 1 << 20  # elements of a tensor that is not worth a kernel of its own
 MANY, FEW = 32, 64  # tensors that one kernel writes; rows of a gradient that it sums on the way
 _CREATES = {
@@ -49,19 +52,20 @@ def trace(f: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Graph
 
 
 def _simplify(module: GraphModule) -> None:
-    """Drop what changes nothing (views of the same shape, twice transposed, times one), compute constants once and
-    merge equal operations. Values stay the same to the bit."""
+    """Drop what changes nothing (views of the same shape, twice transposed, times one, plus zeros), compute constants
+    once and merge equal operations. Values stay the same to the bit, but for what zeros hide (see `_note_zeros`)."""
     graph = module.graph
     seen: dict[Any, Node] = {}
+    zeros: set[Node] = set()
     calls = [node for node in graph.nodes if node.op == "call_function"]
     for node in calls:
         node.target = _without_writing(node) or node.target
     pure = not any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in calls)
     for node in calls:
-        same = _same_as(node)
-        if same is None:
-            key = _identity(node) if pure else None
-            same = seen.setdefault(key, node) if key is not None else node
+        if pure:
+            _note_zeros(node, zeros)
+        key = _identity(node) if pure else None
+        same = _same_as(node) or _summand(node, zeros) or (node if key is None else seen.setdefault(key, node))
         if same is not node:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
@@ -71,9 +75,35 @@ def _simplify(module: GraphModule) -> None:
             with graph.inserting_before(node):
                 node.replace_all_uses_with(fresh := graph.get_attr(name))
             fresh.meta = node.meta
+            seen[key] = fresh
+            if node in zeros:
+                zeros.add(fresh)
             graph.erase_node(node)
     graph.eliminate_dead_code()
     module.recompile()
+
+
+def _note_zeros(node: Node, zeros: set[Node]) -> None:
+    """Note a node whose value is zeros; a product of matrices with zeros becomes such.
+
+    Zeros times infinity or NaN would be NaN, which is lost here. An LSTM's first step is the case in point, as it is
+    given zeros: gradients that are not finite reach its biases and input weights all the same. And -0 + 0 stays -0.
+    """
+    if node.target in _PRODUCTS and not zeros.isdisjoint(node.all_input_nodes):
+        node.target, node.args = aten.new_zeros.default, (node.args[0], list(_value(node).shape))  # type: ignore[union-attr]
+    if _FILLS.get(node.target) == 0 or (is_view(node) and node.all_input_nodes[0] in zeros):
+        zeros.add(node)
+
+
+def _summand(node: Node, zeros: set[Node]) -> Node | None:
+    """What zeros are added to, if they are."""
+    if node.target is not aten.add.Tensor:
+        return None
+    a, b = node.args
+    if b in zeros and isinstance(a, Node) and _like(node, a):
+        return a
+    plain = node.kwargs.get("alpha", 1) == 1
+    return b if a in zeros and isinstance(b, Node) and plain and _like(node, b) else None
 
 
 def _pool_first(module: GraphModule) -> None:
@@ -128,9 +158,9 @@ def _constant(node: Node) -> Tensor | None:
     if node.target in _CREATES:
         return node.target(*node.args, **node.kwargs)
     like = _value(node)
-    if node.target not in _LIKE or like is None or like.numel() > SMALL:
+    if node.target not in _FILLS or like is None or like.numel() > SMALL:
         return None
-    return torch.full(like.shape, _LIKE[node.target], dtype=like.dtype, device=like.device)
+    return torch.full(like.shape, _FILLS[node.target], dtype=like.dtype, device=like.device)
 
 
 def _value(node: Any) -> Tensor | None:
@@ -162,10 +192,10 @@ def _like(a: Node, b: Node) -> bool:
 
 
 def _identity(node: Node) -> Any:
-    """Equal for operations that give equal results; None for those that make new memory or return several tensors."""
+    """Equal for operations that give equal results; None for random ones and those that return several tensors."""
     if node.target is operator.getitem or not isinstance(node.target, torch._ops.OpOverload):
         return None
-    if node.target in _CREATES or node.target in _LIKE or torch.Tag.nondeterministic_seeded in node.target.tags:
+    if torch.Tag.nondeterministic_seeded in node.target.tags:
         return None
     try:
         key = (node.target, _frozen(node.args), _frozen(node.kwargs))
