@@ -210,6 +210,7 @@ def test_kernels_that_keep_the_weights_give_what_the_steps_give(shape, slices, t
             return Emulated(tmp_path, H=size, ROWS=rows, KEEP=keep, SLICES=slices, THREADS=-(-slices * size // 32) * 32)
 
         monkeypatch.setattr(lstm_cuda, "kernels", emulated)
+        monkeypatch.setattr(lstm_cuda, "ROWS", 2 * slices)
         lstm_cuda.rooms.cache_clear()
     else:
         assert lstm_cuda.takes(device, shape[-1])

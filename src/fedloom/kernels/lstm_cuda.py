@@ -13,7 +13,7 @@ log = logging.getLogger("fedloom")
 
 SLICES = 5
 UNITS = 100  # at most, of which 500 threads can keep 80 weights each
-ROWS = 12  # samples of a program at most
+ROWS = 2 * SLICES  # samples of a program at most
 
 
 @cache
