@@ -194,7 +194,7 @@ def compiles(source):
     return subprocess.run(command, input=source, text=True, capture_output=True).returncode == 0
 
 
-WITHIN = [((2, 3, 10, 20), 3), ((1, 2, 13, 12), 2)]  # clients, steps, samples, units; slices
+WITHIN = [((2, 3, 10, 20), 4), ((1, 2, 13, 16), 3)]  # clients, steps, samples, units; slices
 
 
 @pytest.mark.parametrize(("shape", "slices"), WITHIN, ids=str)
