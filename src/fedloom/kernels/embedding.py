@@ -17,7 +17,7 @@ from fedloom.kernels.pooling import behind, shaped
 aten = torch.ops.aten
 _LOOK_UP, _GRADIENT = aten.embedding.default, aten.embedding_dense_backward.default
 _ADD, _ARANGE, _TRANSPOSE = aten.add.Tensor, aten.arange.start_step, aten.transpose.int
-MOST = 1 << 30  # multiplications of all clients together, from which on the library's sort is left to do it
+MOST = 1 << 32  # multiplications of all clients together, from which on the library's sort is left to do it
 NARROW = 16  # columns of a product, at least
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 BLOCK, WARPS = 1024, 4  # numbers of vectors that a program copies
 HALF = tl.bfloat16
-TILES = (32, 64, 64, 4, 3)  # words, columns and tokens of a step, warps, stages
+TILES = (128, 64, 64, 8, 3)  # words, columns and tokens of a step, warps, stages
 
 
 @triton.jit

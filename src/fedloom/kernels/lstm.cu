@@ -133,6 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(
     product(0);
     __syncthreads();
 
+#pragma unroll 2
     for (int turn = 0; turn < 2 * steps; turn++) {
         const int half = turn & 1;
         fetched();
@@ -241,6 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     product(0);
     __syncthreads();
 
+#pragma unroll 2
     for (int turn = 0; turn < 2 * steps + 2; turn++) {
         const int half = turn & 1;
         fetched();
