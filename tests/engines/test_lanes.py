@@ -24,7 +24,7 @@ def step_program(alg, model, shape):
     cohort = run._cohort(np.arange(2), 0)
     with torch.no_grad():
         work, phase = run.executor.begin(cohort), method(alg).phases(task)[0]
-        window = choose._schedule(task, phase, cohort, 1).window(task, np.arange(2), np.arange(1))
+        window = choose._schedule(task, phase, cohort, 1).window(task, np.arange(2), 0, 1)
         sides, shared = flat_rest(cohort)
         inputs = [*(v[0] for v in window), torch.zeros(1, dtype=torch.int64), *tree_flatten(work)[0], *sides, *shared]
         step = StackedStep(task, phase, work, cohort, plan)

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 import torch
 from helpers import RAGGED, make_task
 
@@ -55,7 +56,7 @@ def test_no_two_steps_share_a_noise_key():
 def test_a_window_holds_the_batches_of_all_clients_padded():
     task = make_task(RAGGED)
     timetable = build(task)
-    window = timetable.window(task, EVERYONE, np.arange(int(timetable.steps.max())))
+    window = timetable.window(task, EVERYONE, 0, int(timetable.steps.max()))
     for i in EVERYONE:
         for k, batch in enumerate(timetable.batches(task, i)):
             n = len(batch.y)
@@ -64,6 +65,18 @@ def test_a_window_holds_the_batches_of_all_clients_padded():
             assert (int(window.key[k, i]), int(window.epoch[k, i])) == (int(batch.key), int(batch.epoch))
         beyond = window.mask[int(timetable.steps[i]) :, i]
         assert not beyond.any()
+
+
+@pytest.mark.parametrize("phase", [PHASE, Phase(lambda *args: None, group=2, halve=True)])
+def test_a_window_is_the_same_from_arrays_and_from_tensors(phase):
+    """A GPU works it out by itself."""
+    task = make_task(RAGGED)
+    timetable = build(task, phase=phase, first_epoch=1)
+    last = int(timetable.steps.max())
+    found = timetable.window(task, EVERYONE, 3, last, lambda name, f, *args: f(*args))
+    for mine, other in zip(found, timetable.window(task, EVERYONE, 3, last), strict=True):
+        assert mine.dtype == other.dtype
+        assert torch.equal(mine, other)
 
 
 def test_a_fixed_number_of_steps_runs_on_into_further_epochs():

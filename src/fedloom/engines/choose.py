@@ -200,7 +200,7 @@ def rehearse(alg: Algorithm, task: Task, few: Cohort, own: dict[str, Way] | None
             if phase.until is not None:
                 vmap(phase.until)(work)
             timetable = _schedule(task, phase, few, 1)
-            tables = timetable.window(task, np.arange(len(few)), np.arange(1))
+            tables = timetable.window(task, np.arange(len(few)), 0, 1)
             sides, shared = flat_rest(few)
             inputs = [*(v[0] for v in tables), *tree_flatten(work)[0], *sides, *shared, task.data.x, task.data.y]
             most = max(most, peak_bytes(trace(StackedStep(task, phase, work, few, plan), inputs)))
@@ -368,7 +368,7 @@ def _time_prefix(
 ) -> tuple[float, float]:
     """Seconds to get a prefix size ready, and seconds per step of it."""
     length = min(4, int(timetable.steps.max()))
-    window = timetable.window(task, np.minimum(np.arange(prefix), len(some) - 1), np.arange(length))
+    window = timetable.window(task, np.minimum(np.arange(prefix), len(some) - 1), 0, length)
     state, rest = tree_flatten(work)[0], flat_rest(some)
 
     def steps() -> None:

@@ -17,6 +17,7 @@ from fedloom.core.task import Task
 from fedloom.core.transfer import onto
 from fedloom.core.tree import Tree, take, tree_map
 from fedloom.engines.plan import Plan
+from fedloom.engines.replayed import Replayed
 from fedloom.engines.workers import proceed
 
 EVAL_BATCH = {"cpu": 1 << 9, "cuda": 1 << 11}  # samples that one model scores at once
@@ -75,6 +76,8 @@ class Executor(Protocol):
 
     @property
     def plan(self) -> Plan: ...
+    @property
+    def replayed(self) -> Replayed: ...
     def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome: ...
     def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores: ...
     def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores: ...

@@ -18,6 +18,7 @@ from fedloom.core.tree import Tree, take, tree_map
 from fedloom.engines import schedule
 from fedloom.engines.cohort import Cohort, Outcome, Scores, global_slot, keep_stats, put_stats, score_client, stack
 from fedloom.engines.plan import Plan
+from fedloom.engines.replayed import Replayed
 from fedloom.engines.schedule import Schedule
 from fedloom.engines.single import ClientStep, laid_out
 from fedloom.engines.workers import proceed, side_by_side
@@ -34,6 +35,7 @@ class PerClient:
         self.population = task  # has the clients' samples; `task` is what the method sees
         self.phases = {"train": alg.phases(task), "adapt": alg.adapt(task)}
         self.programs: dict[Where, ClientStep] = {}
+        self.replayed = Replayed(False)
 
     def serving(self, population: Task) -> PerClient:
         other = copy.copy(self)  # with the same programs

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from fedloom.core.capture import aside, captured
 from fedloom.core.memory import free_memory
+from fedloom.core.transfer import copies, copy_all
 from fedloom.core.tree import Tree, size_bytes, tree_flatten, tree_unflatten
 from fedloom.engines.lanes import bytes_on_the_way
 from fedloom.engines.trace import trace
@@ -51,10 +52,9 @@ class Graph:
     def __call__(self, *flat: Tensor) -> list[Tensor]:
         if any(flat[place].data_ptr() != at for place, at in self.still.items()):  # other clients have other samples
             return list(self.program(*flat))
-        if self.moves:
-            torch._foreach_copy_([self.inputs[place] for place in self.moves], [flat[place] for place in self.moves])
+        copy_all([self.inputs[place] for place in self.moves], [flat[place] for place in self.moves])
         self.graph.replay()
-        return [v.clone() for v in self.outputs]
+        return copies(self.outputs)
 
 
 class Replayed:

@@ -239,8 +239,7 @@ class Rounds:
         parts = [v.reshape(clients, -1) for v in leaves(up) if v.is_floating_point() and v.numel()]
         if self.alg.takes_diverged or not parts:
             return torch.ones(clients, dtype=torch.bool, device=self.task.data.device)
-        ends = [end for rows in parts for end in (rows.amin(1).double(), rows.amax(1).double())]  # NaN is both
-        return torch.stack(ends).isfinite().all(0)
+        return self.executor.replayed("finite", _finite_rows, parts)
 
     def _warn(self, diverged: np.ndarray, t: int) -> None:
         for i in diverged.tolist():
@@ -347,6 +346,11 @@ class Rounds:
 
 def _repeated(tree: Tree, rows: int) -> Tree:
     return tree_map(lambda v: v.repeat(rows, *[1] * v.dim()), tree)
+
+
+def _finite_rows(parts: list[Tensor]) -> Tensor:
+    """Which rows are finite in all parts."""
+    return torch.stack([end for rows in parts for end in rows.aminmax(dim=1)]).isfinite().all(0)  # NaN is both ends
 
 
 def _double(numbers: dict[str, Tensor]) -> dict[str, Tensor]:

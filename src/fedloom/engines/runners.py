@@ -15,6 +15,7 @@ from fedloom.core.autodiff import vmap
 from fedloom.core.capture import aside, captured
 from fedloom.core.contract import Batch, Info, Phase
 from fedloom.core.task import Task
+from fedloom.core.transfer import copies, copy_all
 from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
 from fedloom.engines.cohort import Cohort
 from fedloom.engines.lanes import MOST_BYTES, Lanes, bytes_on_the_way
@@ -30,7 +31,7 @@ from fedloom.kernels.samples import tables, take_samples, width
 from fedloom.kernels.sums import replace_sums
 
 Flat = list[Tensor]
-SHORT, BUNDLE = 256, 8  # a program of fewer operations is launched for so many steps at once
+BUNDLES = {32: 64, 8: 256}  # steps that are launched at once, and the most operations that a program of them has
 
 
 def flat_rest(cohort: Cohort) -> tuple[Flat, Flat]:
@@ -80,6 +81,9 @@ class StackedStep:
 
 class Runner(Protocol):
     def start(self, state: Flat, sides: Flat, shared: Flat) -> None: ...
+    def load(self, window: Window) -> None:
+        """Put it where the next steps read it."""
+
     def advance(self, window: Window, first: int, last: int, prefix: int) -> None: ...
     def rows(self, first: int, last: int) -> Flat: ...
     @property
@@ -101,6 +105,9 @@ class Functional:
     def start(self, state: Flat, sides: Flat, shared: Flat) -> None:
         self.state, self.sides = state, sides
         self.shared = [*shared, self.step.task.data.x, self.step.task.data.y]
+
+    def load(self, window: Window) -> None:
+        pass  # they read it where it is
 
     def rows(self, first: int, last: int) -> Flat:
         return [s[first:last] for s in self.state]
@@ -156,13 +163,13 @@ class Captured:
             self.table: Tensor | None = None
             self.loaded: Window | None = None
         rows = zip([*self.state, *self.sides], [*state, *sides], strict=True)
-        _copy([*(mine[: len(new)] for mine, new in rows), *self.shared], [*state, *sides, *shared])
+        copy_all([*(mine[: len(new)] for mine, new in rows), *self.shared], [*state, *sides, *shared])
 
     def rows(self, first: int, last: int) -> Flat:
-        return [s[first:last].clone() for s in self.state]
+        return copies([s[first:last] for s in self.state])
 
     def advance(self, window: Window, first: int, last: int, prefix: int) -> None:
-        self._load(window)
+        self.load(window)
         if prefix not in self.graphs:
             self.graphs[prefix] = self._capture(prefix)
         graphs = self.graphs[prefix]
@@ -173,7 +180,7 @@ class Captured:
                 graph.replay()
             left %= size
 
-    def _load(self, window: Window) -> None:
+    def load(self, window: Window) -> None:
         if self.table is None:
             self.shape = list(window.rows.shape[2:])
             self.table = window.rows.new_zeros(self.window_length, self.capacity, width(self.shape))
@@ -230,9 +237,9 @@ class Captured:
             run(*inputs)
 
         aside(first, times=2)
-        short = len(program.graph.nodes) < SHORT
-        by_steps = {steps: captured(partial(go, steps), self.pool)[0] for steps in ((BUNDLE, 1) if short else (1,))}
-        _copy([self.at, *state], kept)
+        bundles = [steps for steps, most in BUNDLES.items() if len(program.graph.nodes) <= most]
+        by_steps = {steps: captured(partial(go, steps), self.pool)[0] for steps in (*bundles, 1)}
+        copy_all([self.at, *state], kept)
         return Graphs(by_steps, run)
 
 
@@ -242,11 +249,6 @@ def _compiled(program: GraphModule, inputs: Flat) -> Callable[..., Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice to the authors of the program
         return inductor.compile(program, list(inputs))
-
-
-def _copy(to: Flat, tensors: Flat) -> None:
-    if to:
-        torch._foreach_copy_(to, tensors)  # few launches for all
 
 
 def _room(like: Tensor, rows: int) -> Tensor:

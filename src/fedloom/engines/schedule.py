@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,11 @@ from fedloom.core.task import Task
 from fedloom.core.transfer import onto
 
 AHEAD = 256  # steps of one client that are worked out at once
+Call = Callable[..., Any]  # (name, f, *args) -> f(*args), as `Replayed`
+
+
+def plainly(name: Hashable, f: Callable[..., Any], *args: Any) -> Any:
+    return f(*args)
 
 
 class Window(NamedTuple):
@@ -49,66 +55,87 @@ class Schedule:
         steps, per_epoch, n, offset = (v[order] for v in (self.steps, self.per_epoch, self.n, self.offset))
         return replace(self, steps=steps, per_epoch=per_epoch, n=n, offset=offset, noise=self.noise[order])
 
-    def locate(self, clients: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """start, count, epoch and index within the epoch of step k; arrays broadcast."""
-        per_epoch, n = np.maximum(self.per_epoch[clients], 1), self.n[clients]
-        epoch, j = k // per_epoch, k % per_epoch
-        width = self.batch * self.group
-        count = np.where(k < self.steps[clients], np.clip(n - j * width, 0, width), 0)
-        return self.offset[clients] + epoch * n + j * width, count, epoch, j
-
     def batches(self, task: Task, client: int) -> Iterator[Batch]:
         """The batches of one client in their order, without padding."""
         for first in range(0, int(self.steps[client]), AHEAD):
-            k = np.arange(first, min(first + AHEAD, int(self.steps[client])))
-            _, count, _, _ = self.locate(np.asarray(client), k)
-            width = _cut(count, self.batch, self.group).tolist()
-            columns = [v[:, 0].unbind() for v in self.window(task, np.array([client]), k)]
-            for step, (rows, mask, *rest) in enumerate(zip(*columns, strict=True)):
-                rows = rows[..., : width[step]]
-                yield Batch(task.data.samples(rows), task.data.y[rows], mask[..., : width[step]], *rest)
+            last = min(first + AHEAD, int(self.steps[client]))
+            at = np.arange(first, last) % self.per_epoch[client]
+            widths = self._cut(self._count(self.n[client], at)).tolist()
+            columns = [v[:, 0].unbind() for v in self.window(task, np.array([client]), first, last)]
+            for width, (rows, mask, *rest) in zip(widths, zip(*columns, strict=True), strict=True):
+                rows = rows[..., :width]
+                yield Batch(task.data.samples(rows), task.data.y[rows], mask[..., :width], *rest)
 
     def full_batch(self, task: Task) -> Batch:
         """What a batch looks like when it is full, filled up with the first client's first sample."""
-        rows, mask, *rest = (v[0, 0] for v in self.window(task, np.zeros(1, np.int64), np.zeros(1, np.int64)))
+        rows, mask, *rest = (v[0, 0] for v in self.window(task, np.zeros(1, np.int64), 0, 1))
         return Batch(task.data.samples(rows), task.data.y[rows], torch.ones_like(mask), *rest)
 
-    def window(self, task: Task, clients: np.ndarray, k: np.ndarray) -> Window:
-        """Batches of steps k for the clients, padded to full size. Rows beyond a client's last step are garbage."""
-        start, count, epoch, j = self.locate(clients[None, :], k[:, None])
-        cut = _cut(count, self.batch, self.group)
-        device, per_epoch, epoch = task.data.device, self.per_epoch[clients], epoch + self.first_epoch
-        steps = np.broadcast_to(k[:, None] + self.first_epoch * per_epoch, start.shape)
+    def window(self, task: Task, clients: np.ndarray, first: int, last: int, call: Call = plainly) -> Window:
+        """Batches of the steps from `first` to `last` for the clients, padded to full size. Rows beyond a client's last
+        step are garbage."""
+        device, steps = task.data.device, last - first
+        known = np.stack([self.steps, self.per_epoch, self.n, self.offset, self.noise])[:, clients]
+        known = np.concatenate([known, np.full((2, len(clients)), [[first], [self.first_epoch]])])
+        if call is plainly:  # one operation after another on so little is faster on the host
+            table = onto(device, np.stack(self._locate(known, np.arange(steps))))  # one transfer
+            return Window(*self._batches(self.order, table.unbind(), task.dtype))
+
+        def work_out(known: Tensor, order: Tensor) -> list[Tensor]:
+            return self._batches(order, self._locate(known, torch.arange(steps, device=device)), task.dtype)
+
+        name = "window", steps, self.batch, self.group, task.dtype
+        return Window(*call(name, work_out, onto(device, known), self.order))
+
+    def _locate(self, known: Any, k: Any) -> list[Any]:
+        """Of every step and client: where its samples start in `order`, how many there are, the width of a piece, the
+        client's first sample, k, epoch, whether it is the last of its epoch, and the key. Of arrays or tensors."""
+        steps, per_epoch, n, offset, noise, first, first_epoch = known
+        k = k[:, None] + first
+        epoch, j = k // per_epoch.clip(1), k % per_epoch.clip(1)
+        count = self._count(n, j) * (k < steps)
+        start = offset + epoch * n + j * self.batch * self.group
         # padding is the client's own first sample, so that what one client's data holds reaches no other
-        first = np.broadcast_to(np.minimum(self.offset[clients], len(self.order) - 1), start.shape)
-        key = fold(self.noise[clients], epoch, j)
-        table = np.stack([start, count, cut, first, steps, epoch, j == per_epoch - 1, key])  # one transfer
-        starts, counts, cuts, firsts, ks, epochs, last, keys = onto(device, table).unbind()
-        b = torch.arange(self.batch, device=device)
+        own = offset.clip(0, len(self.order) - 1) + 0 * start
+        k, epoch = k + first_epoch * per_epoch, epoch + first_epoch
+        return [start, count, self._cut(count), own, k, epoch, j == per_epoch - 1, fold(noise, epoch, j)]
+
+    def _count(self, n: Any, j: Any) -> Any:
+        """Samples of the j-th step of an epoch."""
+        return (n - j * self.batch * self.group).clip(0, self.batch * self.group)
+
+    def _cut(self, count: Any) -> Any:
+        """Width of each of the `group` pieces."""
+        return _share(count, self.group).clip(0, self.batch)
+
+    def _batches(self, order: Tensor, table: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        """What is located, spread out over the samples of batches."""
+        starts, counts, cuts, firsts, ks, epochs, last, keys = table
+        b = torch.arange(self.batch, device=order.device)
         if self.group == 1:
             inside = b.expand(*starts.shape, self.batch)
             valid = inside < counts[..., None]
             rows = torch.where(valid, starts[..., None] + inside, firsts[..., None])
         else:
-            piece = torch.arange(self.group, device=device)[:, None] * cuts[..., None, None]
+            piece = torch.arange(self.group, device=order.device)[:, None] * cuts[..., None, None]
             inside = piece + b
             valid = (b < cuts[..., None, None]) & (inside < counts[..., None, None])
             rows = torch.where(valid, starts[..., None, None] + inside, firsts[..., None, None])
-        return Window(self.order[rows], valid.to(task.dtype), ks, epochs, last.bool(), keys)
+        return [order[rows], valid.to(dtype), ks, epochs, last.bool(), keys]
 
 
 class Ahead:
     """Windows of a schedule, worked out a number of steps ahead while they are used up."""
 
-    def __init__(self, task: Task, timetable: Schedule, length: int) -> None:
-        self.task, self.timetable, self.length = task, timetable, length
+    def __init__(self, task: Task, timetable: Schedule, length: int, call: Call = plainly) -> None:
+        self.task, self.timetable, self.length, self.call = task, timetable, length, call
         self.k = self.start = self.end = 0
 
     def look(self, prefix: int) -> None:
         """Work out the next window, for the first `prefix` clients."""
         self.start, self.end = self.k, min(int(self.timetable.steps.max()), self.k + self.length)
         clients = np.minimum(np.arange(prefix), len(self.timetable.steps) - 1)
-        self.window = self.timetable.window(self.task, clients, np.arange(self.start, self.end))
+        self.window = self.timetable.window(self.task, clients, self.start, self.end, self.call)
 
     def until(self, stop: int, prefix: int) -> Iterator[tuple[Window, int, int]]:
         """(window, first, last): the steps up to `stop` for the first `prefix` clients, which must not grow."""
@@ -120,9 +147,9 @@ class Ahead:
             self.k = last
 
 
-def _cut(count: np.ndarray | int, batch: int, group: int) -> np.ndarray:
-    """Width of each of the `group` pieces: the batch size, or an even share of too few samples."""
-    return np.minimum(batch, -(-np.asarray(count) // group))
+def _share(count: Any, group: int) -> Any:
+    """Of samples that are too few for `group` pieces, an even share."""
+    return -(-count // group)
 
 
 def batches_per_epoch(task: Task, phase: Phase, n: np.ndarray) -> np.ndarray:
@@ -130,7 +157,8 @@ def batches_per_epoch(task: Task, phase: Phase, n: np.ndarray) -> np.ndarray:
     alone = bool(phase.train and task.network.buffers)  # BatchNorm has no statistics of one sample: skip such a batch
     if phase.group > 1:
         full = n // (size * phase.group)
-        smallest = n - (phase.group - 1) * _cut(n, size, phase.group)  # the last piece of a group that was too small
+        # the last piece of a group that was too small
+        smallest = n - (phase.group - 1) * np.minimum(size, _share(n, phase.group))
         return np.where(full == 0, phase.halve & (smallest > alone), full * (size > alone))
     full = -(-n // size)
     if alone:
@@ -148,6 +176,7 @@ def build(
     epochs: np.ndarray,
     first_epoch: int = 0,
     run: np.ndarray | int = 0,
+    call: Call = plainly,
 ) -> Schedule:
     """The schedule of one phase for the clients `ids`, client j passing `epochs[j]` times over its samples, in the run
     `run[j]`, which has the seed `seeds[j]`."""
@@ -169,14 +198,7 @@ def build(
     if phase.shuffle:
         keys = fold(roots(seeds, "batch", host).numpy(), ids, t)
         columns.append(fold(keys[client], epoch))
-    begins, sizes, *last = onto(device, np.stack(columns)).unbind()
-    first = torch.repeat_interleave(begins, sizes, output_size=total)
-    if phase.shuffle:
-        position = permutations(last[0], sizes, total)
-    else:
-        before = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes, output_size=total)
-        position = torch.arange(total, device=device) - before
-    order = base[first + position]
+    order = call(("order", total), partial(_order, total), onto(device, np.stack(columns)), base)
     return Schedule(
         steps=steps,
         per_epoch=per_epoch,
@@ -188,6 +210,18 @@ def build(
         group=phase.group,
         first_epoch=first_epoch,
     )
+
+
+def _order(total: int, segments: Tensor, base: Tensor) -> Tensor:
+    """The rows of all segments (where they begin, sizes, keys where they are shuffled) one after another."""
+    begins, sizes, *keys = segments
+    first = torch.repeat_interleave(begins, sizes, output_size=total)
+    if keys:
+        position = permutations(keys[0], sizes, total)
+    else:
+        before = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes, output_size=total)
+        position = torch.arange(total, device=base.device) - before
+    return base[first + position]
 
 
 def _selected(

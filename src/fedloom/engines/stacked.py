@@ -88,7 +88,8 @@ class Stacked:
         self.joined: Recent[Tensor] = Recent(TABLES)  # by lists of samples and clients
         self.coming: Coming | None = None
         self.pool = torch.cuda.graph_pool_handle() if plan.replay == "captured" else None
-        self.replayed = Replayed(plan.replay != "eager", self.pool, (task.data.x, task.data.y))
+        still = task.data.x, task.data.y, *(split.flat for split in task.data.splits.values())
+        self.replayed = Replayed(plan.replay != "eager", self.pool, still)
 
     @property
     def plan(self) -> Plan:
@@ -275,9 +276,14 @@ class Stacked:
     def _schedule(self, phase: Phase, cohort: Cohort, epochs: np.ndarray, first_epoch: int = 0) -> Schedule:
         if self.coming and phase is self.phases["train"][0] and self.coming.are(cohort):
             return self.coming.ahead.timetable
-        return schedule.build(
-            self.population, phase, cohort.seeds, cohort.ids, cohort.t, epochs, first_epoch, cohort.run
-        )
+        who = cohort.seeds, cohort.ids, cohort.t
+        return schedule.build(self.population, phase, *who, epochs, first_epoch, cohort.run, self._call)
+
+    @property
+    def _call(self) -> schedule.Call:
+        """Batches are worked out from traces only where these are captured: of small operations on integers, a CPU's
+        take as long as traced ones."""
+        return schedule.plainly if self.pool is None else self.replayed
 
     def _look_ahead(self, cohort: Cohort) -> None:
         """While a GPU is at work, find the first batches of those who will come next."""
@@ -290,17 +296,20 @@ class Stacked:
         places, t = self._groups(ids)[0], cohort.t + 1
         ids, seeds, run = ids[places], cohort.seeds[places], cohort.run[places]
         with contextlib.suppress(torch.OutOfMemoryError):  # then it is done when they come
-            timetable = schedule.build(self.population, phase, seeds, ids, t, np.full(len(ids), phase.epochs), run=run)
+            epochs = np.full(len(ids), phase.epochs)
+            timetable = schedule.build(self.population, phase, seeds, ids, t, epochs, run=run, call=self._call)
             ahead = self._ahead(timetable)
             if timetable.steps[0]:
                 ahead.look(self.plan.prefix(int((timetable.steps > 0).sum())))
+                if runner := self.runners.get((("train", 0), self.plan.chunk)):
+                    runner.load(ahead.window)
             self.coming = Coming(t, ids, seeds, run, ahead)
 
     def _ahead(self, timetable: Schedule) -> Ahead:
         coming, self.coming = self.coming, None  # it serves once
         if coming and coming.ahead.timetable is timetable:
             return coming.ahead
-        return Ahead(self.task, timetable, self._window_length(timetable.batch * timetable.group))
+        return Ahead(self.task, timetable, self._window_length(timetable.batch * timetable.group), self._call)
 
     def _run(self, where: Where, phase: Phase, work: Tree, cohort: Cohort, timetable: Schedule) -> Tree:
         order = np.argsort(-timetable.steps, kind="stable")
