@@ -1,15 +1,11 @@
 """An LSTM layer by kernels: states, gradients and second derivatives are those of the steps in plain operations."""
 
-import ctypes
 import os
-import shutil
-import subprocess
 from functools import cache
-from importlib.resources import files
-from pathlib import Path
 
 import pytest
 import torch
+from emulated import Emulated, compiles
 from helpers import assert_same, method, model_task
 
 from fedloom.core.autodiff import vmap
@@ -170,30 +166,6 @@ def check(forward, backward, shape, device):
         close(found, torch.func.vmap(stepwise)(*double[:3], *(v.double() for v in shared))[0])
 
 
-class Emulated:
-    """CUDA's kernels on a CPU."""
-
-    def __init__(self, folder, **constants):
-        source = files("fedloom.kernels").joinpath("lstm.cu")
-        library = folder / ("_".join(f"{k}{int(v)}" for k, v in constants.items()) + ".so")
-        options = [f"-D{k}={int(v)}" for k, v in constants.items()] + [f'-DSOURCE="{source}"', "-pthread"]
-        flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-w", *options]
-        subprocess.run(["c++", *flags, Path(__file__).parent / "emulated.cpp", "-o", library], check=True)
-        self.library = ctypes.CDLL(str(library))
-
-    def launch(self, name, grid, threads, room, *args):
-        assert room <= 227 << 10  # what a processor has
-        values = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in args]
-        self.library.launch(name.encode(), *grid, (ctypes.c_int64 * len(values))(*values))
-
-
-def compiles(source):
-    if shutil.which("c++") is None:
-        return False
-    command = ["c++", "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
-    return subprocess.run(command, input=source, text=True, capture_output=True).returncode == 0
-
-
 WITHIN = [((2, 3, 10, 20), 4), ((1, 2, 13, 16), 3)]  # clients, steps, samples, units; slices
 
 
@@ -207,7 +179,9 @@ def test_kernels_that_keep_the_weights_give_what_the_steps_give(shape, slices, t
 
         @cache
         def emulated(device, size, rows, keep):
-            return Emulated(tmp_path, H=size, ROWS=rows, KEEP=keep, SLICES=slices, THREADS=-(-slices * size // 32) * 32)
+            names, threads = ("forward", "backward", "rooms"), -(-slices * size // 32) * 32
+            constants = {"H": size, "ROWS": rows, "KEEP": keep, "SLICES": slices, "THREADS": threads}
+            return Emulated(tmp_path, "lstm.cu", names, **constants)
 
         monkeypatch.setattr(lstm_cuda, "kernels", emulated)
         monkeypatch.setattr(lstm_cuda, "ROWS", 2 * slices)

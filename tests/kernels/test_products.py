@@ -1,13 +1,15 @@
 """Products of stacked clients: the kernels give what torch's product gives, and programs use them."""
 
 import os
+from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
+from emulated import Emulated, compiles
 
 from fedloom.engines.trace import join_updates, overwrite, trace
-from fedloom.kernels import products
+from fedloom.kernels import products, products_cuda
 from fedloom.kernels.products import PRODUCTS, SUBTRACT, pieces, replace_products, span_of, way
 
 if not torch.cuda.is_available():
@@ -50,6 +52,69 @@ def test_kernels_give_what_torch_gives_for_factors_in_any_layout(m, k, o, tiles,
     expected = w.double() - 0.1 * (a.double() @ b.double())
     products_triton.subtract(w, a, b, 0.1, "tf32x3", tiles)
     torch.testing.assert_close(w.double(), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.fixture
+def in_halves(tmp_path, monkeypatch):
+    """The kernels of products.cu."""
+    if DEVICE.type == "cuda":
+        assert products_cuda.takes(DEVICE)
+        return
+    if not compiles("#include <barrier>"):
+        pytest.skip("no compiler for C++20")
+
+    @cache
+    def emulated(device, tiles, deep, update):
+        constants = products_cuda.constants(tiles, deep, update)
+        kernels = Emulated(tmp_path, "products.cu", ("product", "rooms"), THREADS=32 * tiles[3], **constants)
+        found = torch.zeros(1, dtype=torch.int64)
+        kernels.launch("rooms", (1,), 1, 0, found)
+        assert found.item() == products_cuda.room(list(tiles), deep)
+        return kernels
+
+    monkeypatch.setattr(products_cuda, "kernels", emulated)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "tiles", "span"),
+    [  # a's sums in one piece, b's columns; shape; rows, columns, depth, warps, stages, pieces of a warp
+        ((True, True), (40, 36, 28), [32, 24, 16, 2, 3, 1], 32),  # two parts
+        ((True, False), (36, 44, 40), [32, 32, 16, 2, 2, 2], 44),
+        ((False, True), (20, 30, 12), [16, 8, 16, 1, 4, 1], 30),
+        ((False, False), (20, 8, 36), [32, 48, 16, 4, 2, 1], 8),
+    ],
+    ids=str,
+)
+def test_in_halves_products_are_as_exact_as_in_float32(in_halves, layout, shape, tiles, span):
+    """Factors lie in larger ones; all sides are ragged."""
+    torch.manual_seed(0)
+    m, k, o = shape
+
+    def some(rows, columns, in_rows):
+        whole = torch.randn(2, rows + 4, columns + 8, device=DEVICE)
+        whole = whole if in_rows else whole.mT.contiguous().mT
+        return whole[:, 4:, 4:-4]
+
+    a, b = some(m, k, layout[0]), some(k, o, layout[1])
+    expected = a.double() @ b.double()
+
+    def error(found):
+        return ((found - expected).abs().max() / expected.abs().max()).item()
+
+    found = products_cuda.product(a, b, span, tiles)
+    assert error(found) < 4e-7
+    assert error(cut(a).double() @ cut(b).double()) > 1e-4  # what the halves are for
+    if tiles[5] == 2:
+        w = torch.randn(2, m, o, device=DEVICE)
+        late = torch.empty(w.numel() + 1, device=DEVICE)[1:].view(w.shape).copy_(w)  # not at a multiple of four
+        for mine in (w.clone(), late):
+            products_cuda.subtract(mine, a, b, 0.5, tiles)
+            torch.testing.assert_close(mine, w - 0.5 * found, rtol=1e-6, atol=1e-6)
+
+
+def cut(x):
+    """What a tensor core sees of it."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
 def test_work_is_split_until_all_processors_have_some():
@@ -189,3 +254,31 @@ def test_tiles_of_larger_products_fit_their_layout():
     assert way(torch.empty(20, 800, 1600, device="meta")[:, :, ::4], torch.empty(20, 400, 100, device="meta")) is None
     late = torch.empty(20 * 800 * 400 + 1, device="meta")[1:].view(20, 800, 400)
     assert way(late, torch.empty(20, 400, 100, device="meta")) is None
+
+
+def test_where_there_are_kernels_for_halves_larger_products_go_there(monkeypatch):
+    monkeypatch.setattr(products_cuda, "takes", lambda device: True)
+    assert tiles_of(100, 800, 400, 100) == [128, 104, 16, 4, 4, 2]
+    assert tiles_of(100, 800, 100, 400, turned=True) == [128, 104, 16, 4, 4, 2]  # 16 columns too many
+    assert tiles_of(20, 800, 400, 100) == [64, 104, 16, 4, 4, 1]  # more programs
+    assert tiles_of(20, 800, 400, 128) == [128, 64, 16, 4, 4, 2]
+    assert tiles_of(20, 800, 100, 398, turned=True) == [64, 64, 32, 4, 3]  # the result's rows begin anywhere
+    assert len(tiles_of(20, 800, 8, 400, turned=True)) == len(tiles_of(20, 800, 400, 8)) == 5
+
+
+def test_programs_hand_products_and_steps_to_the_kernels_for_halves(monkeypatch):
+    seen = []
+
+    def product(a, b, span, tiles):
+        seen.append((span, tiles))
+        return torch.bmm(a, b)
+
+    def subtract(w, a, b, alpha, tiles):
+        w.sub_(product(a, b, None, tiles), alpha=alpha)
+
+    monkeypatch.setattr(products, "ENOUGH", 1)
+    for name, f in {"takes": lambda device: True, "product": product, "subtract": subtract}.items():
+        monkeypatch.setattr(products_cuda, name, f)
+    after(descend, layers(torch.float32, rows=40, width=64), steps=1)
+    assert sorted(span for span, _ in seen if span) == [48, 64, 64, 64]  # whole slabs of 40 rows, or of 64 columns
+    assert [tiles for span, tiles in seen if not span] == [[64, 64, 16, 4, 4, 1]]

@@ -49,14 +49,19 @@ class Kernels:
         self._check(self.library.cuFuncSetAttribute(kernel, _MOST_SHARED, room))
         return kernel
 
-    def launch(self, name: str, grid: tuple[int, int], threads: int, room: int, *args: Tensor | int) -> None:
-        """On the current stream, with that many bytes of shared memory; a kernel takes pointers and 64-bit integers."""
-        values = [ctypes.c_int64(v.data_ptr() if isinstance(v, Tensor) else v) for v in args]
+    def launch(self, name: str, grid: tuple[int, ...], threads: int, room: int, *args: Tensor | int | float) -> None:
+        """On the current stream, with that many bytes of shared memory; a kernel takes pointers and 64-bit numbers."""
+        values = list(map(_value, args))
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
-        self._check(
-            self.library.cuLaunchKernel(self._kernel(name, room), *grid, 1, threads, 1, 1, room, stream, pointers, None)
-        )
+        sides = *grid, *(1,) * (3 - len(grid)), threads, 1, 1
+        self._check(self.library.cuLaunchKernel(self._kernel(name, room), *sides, room, stream, pointers, None))
+
+
+def _value(of: Tensor | int | float) -> ctypes.c_int64 | ctypes.c_double:
+    if isinstance(of, float):
+        return ctypes.c_double(of)
+    return ctypes.c_int64(of.data_ptr() if isinstance(of, Tensor) else of)
 
 
 @cache

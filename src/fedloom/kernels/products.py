@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fedloom.kernels import products_cuda
+
 SHORT = 32  # rows
 NARROW = 16  # columns
 LEAST = 1 << 20  # weights of all clients together, from which on their memory takes longer than a launch
@@ -32,6 +34,11 @@ def _own(a: Tensor) -> bool:
     return a.is_cuda and find_spec("triton") is not None
 
 
+def _in_halves(tiles: list[int]) -> bool:
+    """Are these tiles of products.cu? They say how many rows a warp takes, too."""
+    return len(tiles) == 6
+
+
 def _triton() -> Any:
     from fedloom.kernels import products_triton  # there where torch comes with CUDA
 
@@ -41,6 +48,8 @@ def _triton() -> Any:
 @torch.library.custom_op("fedloom::products", mutates_args=())
 def products(a: Tensor, b: Tensor, tiles: list[int]) -> Tensor:
     """a (n, m, k) times b (n, k, o), client by client; `tiles` are sides and depth of tiles, warps and stages."""
+    if _in_halves(tiles):
+        return products_cuda.product(a, b, span_of(a, b, tiles), tiles)
     if not _own(a):
         return torch.bmm(a, b)
     return _triton().product(a, b, precision(), tiles)
@@ -54,7 +63,9 @@ def _(a: Tensor, b: Tensor, tiles: list[int]) -> Tensor:
 @torch.library.custom_op("fedloom::subtract_products", mutates_args=("w",))
 def subtract_products(w: Tensor, a: Tensor, b: Tensor, alpha: float, tiles: list[int]) -> None:
     """w -= alpha * products(a, b): a step on weights without a gradient in memory."""
-    if not _own(a):
+    if _in_halves(tiles):
+        products_cuda.subtract(w, a, b, alpha, tiles)
+    elif not _own(a):
         w.sub_(torch.bmm(a, b), alpha=alpha)
     else:
         _triton().subtract(w, a, b, alpha, precision(), tiles)
@@ -91,6 +102,8 @@ def way(a: Tensor, b: Tensor) -> list[int] | None:
         return None
     if o <= NARROW:
         return [_side(m, 64), 16, 32, 4, 4]
+    if o % 4 == 0 and products_cuda.takes(a.device):
+        return products_cuda.tiles_for(n, m, o)
     return [_side(m, rows), _side(o, columns), 32, 4, 3]
 
 
