@@ -98,12 +98,12 @@ class Lanes:
     def __init__(self, program: GraphModule) -> None:
         self.program, self.placed = program, place(program.graph)
         self.awaited = {node for placed in self.placed.values() for node in placed.after}
-        self.side = [torch.cuda.Stream() for _ in range(LANES - 1)]
+        # what comes first is where others wait for most, so a GPU is to take it first
+        self.streams = [torch.cuda.Stream(priority=-1 if lane == 0 else 0) for lane in range(LANES)]
 
     def __call__(self, *inputs: Tensor) -> None:
-        main = torch.cuda.current_stream()
-        streams, done = [main, *self.side], dict[Node, torch.cuda.Event]()
-        for stream in self.side:
+        main, streams, done = torch.cuda.current_stream(), self.streams, dict[Node, torch.cuda.Event]()
+        for stream in streams:
             stream.wait_stream(main)
         for node, run in operations(self.program, inputs):
             if node not in self.placed:
@@ -116,7 +116,7 @@ class Lanes:
                 run()
                 if node in self.awaited:
                     done[node] = streams[lane].record_event()
-        for stream in self.side:
+        for stream in streams:
             main.wait_stream(stream)
 
 
