@@ -60,11 +60,8 @@ def norm(a: Tree) -> Tensor:
 def mean(stacked: Tree, weights: Tensor) -> Tree:
     """`wavg`: mean over the leading (client) axis with weights proportional to `weights`."""
     share = weights.double() / weights.double().sum()
-
-    def average(x: Tensor) -> Tensor:
-        return torch.tensordot(share.to(x.dtype), x, dims=1)
-
-    return tree_map(average, stacked)
+    shares = {dtype: share.to(dtype) for dtype in {x.dtype for x in leaves(stacked)}}
+    return tree_map(lambda x: torch.tensordot(shares[x.dtype], x, dims=1), stacked)
 
 
 def uniform_mean(stacked: Tree) -> Tree:
