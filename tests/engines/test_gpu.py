@@ -13,7 +13,8 @@ from fedloom.engines import choose, replayed, rounds
 from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
 from fedloom.experiment import _precise
-from fedloom.kernels import convolution, products
+from fedloom.kernels import products
+from fedloom.kernels.ours import triton
 from fedloom.kernels.tune import fastest
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -81,12 +82,10 @@ def rounded_task(name, dtype):
 
 def noted(monkeypatch):
     """The pieces that convolutions multiply, and how the steps of LSTMs are multiplied."""
-    from fedloom.kernels import lstm_triton  # there where torch comes with CUDA
-
     found = set()
     for kernels, names, kind in (
-        (convolution._triton(), ("correlate", "weight_gradient"), lambda x, *_: x.shape[1]),
-        (lstm_triton, ("forward", "backward"), lambda *args: args[-1]),
+        (triton("conv"), ("correlate", "weight_gradient"), lambda x, *_: x.shape[1]),
+        (triton("lstm"), ("forward", "backward"), lambda *args: args[-1]),
     ):
         for name in names:
             kernel = getattr(kernels, name)

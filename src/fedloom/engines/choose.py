@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from fedloom.engines.stacked import Stacked
 from fedloom.engines.trace import peak_bytes, trace
 from fedloom.engines.workers import side_by_side
 from fedloom.kernels.convolution import Case, Way, convolutions
+from fedloom.kernels.ours import ours
 from fedloom.kernels.tune import fastest, ways
 
 log = logging.getLogger("fedloom")
@@ -141,7 +141,7 @@ def _compiler_price(plan: Plan, phases: list[_Timed]) -> float:
 
 def _own_kernels(task: Task) -> bool:
     """Can stacked convolutions go other ways than torch's?"""
-    return task.data.device.type == "cuda" and task.dtype == torch.float32 and find_spec("triton") is not None
+    return ours(task.data.x) and task.dtype == torch.float32
 
 
 def _one_by_one(alg: Algorithm, task: Task, cohort: Cohort, evaluated: int) -> Option:

@@ -19,6 +19,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from fedloom.core.autodiff import inside_vmap
 from fedloom.kernels.clients import over_clients
+from fedloom.kernels.ours import ours, triton
 
 Pair = list[int]
 Backward = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
@@ -103,7 +104,7 @@ def _chosen(part: Part, x: Any, w: Any, stride: Pair, padding: Pair) -> Way:
 
 
 # -- operators over stacked clients ------------------------------------------------------------------------------
-# On a CPU the first piece is the number itself, so that the formulas can be checked in any precision.
+# Without kernels of ours the first piece is the number itself, so that the formulas can be checked in any precision.
 
 
 def _count(x: Tensor) -> int:
@@ -113,19 +114,13 @@ def _count(x: Tensor) -> int:
     return 2 if torch.backends.cuda.matmul.allow_tf32 else 3
 
 
-def _triton() -> Any:
-    from fedloom.kernels import conv_triton  # there where torch comes with CUDA
-
-    return conv_triton
-
-
 def _half(x: Tensor) -> torch.dtype:
-    return torch.bfloat16 if x.is_cuda else x.dtype
+    return torch.bfloat16 if ours(x) else x.dtype
 
 
 def _full(pieces: Tensor) -> torch.dtype:
     """Of a product of pieces."""
-    return torch.float32 if pieces.is_cuda and pieces.shape[1] > 1 else pieces.dtype
+    return torch.float32 if ours(pieces) and pieces.shape[1] > 1 else pieces.dtype
 
 
 def _whole(pieces: Tensor) -> Tensor:
@@ -136,8 +131,8 @@ def _whole(pieces: Tensor) -> Tensor:
 @torch.library.custom_op("fedloom::pieces", mutates_args=())
 def pieces(x: Tensor, count: int) -> Tensor:
     """x (n, a, c, h, w) in pieces: (n, count, a, h, w, channels), where channels are c and zeros behind them."""
-    if x.is_cuda:
-        return _triton().pieces(x, count)
+    if ours(x):
+        return triton("conv").pieces(x, count)
     n, a, c, h, w = x.shape
     y = x.new_zeros(n, count, a, h, w, wide(c))
     y[:, 0, ..., :c] = x.permute(0, 1, 3, 4, 2)
@@ -153,8 +148,8 @@ def _(x: Tensor, count: int) -> Tensor:
 @torch.library.custom_op("fedloom::patches", mutates_args=())
 def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, count: int) -> Tensor:
     """What a kernel sees at each place of x (n, b, c, h, w), in pieces: (n, count, b, p, q, c * r * s and zeros)."""
-    if x.is_cuda:
-        return _triton().patches(x, kernel, stride, padding, count)
+    if ours(x):
+        return triton("conv").patches(x, kernel, stride, padding, count)
     places = sides(x.shape[3:], kernel, stride, padding)
     columns = F.unfold(x.flatten(0, 1), tuple(kernel), padding=tuple(padding), stride=tuple(stride))
     return pieces(columns.unflatten(0, x.shape[:2]).unflatten(3, places), count)
@@ -173,8 +168,8 @@ def correlate(
 ) -> Tensor:
     """Convolutions (n, b, o, p, q), client by client, of pieces of x (n, b, c, h, w) and w (n, o, c, r, s), and bias
     (n, o); `turned` turns the kernel round."""
-    if x.is_cuda:
-        return _triton().correlate(x, w, bias, stride, padding, turned, tiles)
+    if ours(x):
+        return triton("conv").correlate(x, w, bias, stride, padding, turned, tiles)
     pairs = zip(_whole(x), _whole(w).flip(3, 4) if turned else _whole(w), strict=True)
     found = torch.stack([F.conv2d(a, b, stride=stride, padding=padding) for a, b in pairs])
     found = found if bias is None else found + bias[:, None, :, None, None]
@@ -193,8 +188,8 @@ def weight_gradient(
 ) -> Tensor:
     """Gradients to weights (n, *shape, *kernel), where shape is (o, c), from pieces of inputs (n, b, c, h, w) and of
     gradients to outputs (n, b, o, p, q)."""
-    if x.is_cuda:
-        return _triton().weight_gradient(x, g, shape, kernel, stride, padding, tiles)
+    if ours(x):
+        return triton("conv").weight_gradient(x, g, shape, kernel, stride, padding, tiles)
     out, inner = shape
     pairs = zip(_whole(x)[:, :, :inner], _whole(g)[:, :, :out], strict=True)
     size = (out, inner, *kernel)

@@ -1,7 +1,6 @@
 """Dropout from keys in one kernel, where the formula of `core.keys` is some twenty."""
 
 import math
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.keys import fold, salt, uniform
+from fedloom.kernels.ours import ours, triton
 
 
 @torch.library.custom_op("fedloom::dropout_factors", mutates_args=())
@@ -16,10 +16,8 @@ def dropout_factors(key: Tensor, draw: int, shape: list[int], p: float) -> Tenso
     """What dropout multiplies with, in float32: 1 / (1 - p) where `uniform(fold(key, draw), shape) >= p`, else 0. Many
     keys give as many leading axes."""
     scale = float(1 / np.float32((1 - p) or 1))  # p = 1 keeps nothing
-    if key.is_cuda and find_spec("triton") is not None:
-        from fedloom.kernels import dropout_triton  # there where torch comes with CUDA
-
-        found = dropout_triton.factors(key.reshape(-1), salt(draw), math.prod(shape), p, scale)
+    if ours(key):
+        found = triton("dropout").factors(key.reshape(-1), salt(draw), math.prod(shape), p, scale)
         return found.view(*key.shape, *shape)
     each = key.view(*key.shape, *[1] * len(shape))
     return (uniform(fold(each, draw), tuple(shape), torch.float32) >= p) * scale

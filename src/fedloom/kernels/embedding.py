@@ -5,13 +5,13 @@ sorts all ids, which takes some thirty kernels. For a small vocabulary, a produc
 the gradients of the vectors takes one. As with products, the operators are put into programs that are already traced.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 
+from fedloom.kernels.ours import ours, triton
 from fedloom.kernels.pooling import behind, shaped
 
 aten = torch.ops.aten
@@ -19,16 +19,6 @@ _LOOK_UP, _GRADIENT = aten.embedding.default, aten.embedding_dense_backward.defa
 _ADD, _ARANGE, _TRANSPOSE = aten.add.Tensor, aten.arange.start_step, aten.transpose.int
 MOST = 1 << 32  # multiplications of all clients together, from which on the library's sort is left to do it
 NARROW = 16  # columns of a product, at least
-
-
-def _own(x: Tensor) -> bool:
-    return x.is_cuda and find_spec("triton") is not None
-
-
-def _triton() -> Any:
-    from fedloom.kernels import embedding_triton  # there where torch comes with CUDA
-
-    return embedding_triton
 
 
 def _shifted(ids: Tensor, words: int) -> Tensor:
@@ -39,8 +29,8 @@ def _shifted(ids: Tensor, words: int) -> Tensor:
 @torch.library.custom_op("fedloom::vectors", mutates_args=())
 def vectors(tables: Tensor, ids: Tensor) -> Tensor:
     """Rows of each client's table (n, v, d) by its ids (n, ...): (n, ..., d)."""
-    if _own(tables):
-        return _triton().vectors(tables.contiguous(), ids)
+    if ours(tables):
+        return triton("embedding").vectors(tables.contiguous(), ids)
     return aten.embedding(tables.flatten(0, 1), _shifted(ids, tables.shape[1]))
 
 
@@ -52,8 +42,8 @@ def _(tables: Tensor, ids: Tensor) -> Tensor:
 @torch.library.custom_op("fedloom::vector_sums", mutates_args=())
 def vector_sums(g: Tensor, ids: Tensor, words: int, padding: int) -> Tensor:
     """Sums of g (n, ..., d) by clients and ids (n, ...): (n, words, d). That of the padding, if there is one, is 0."""
-    if _own(g):
-        return _triton().vector_sums(g, ids, words, padding)
+    if ours(g):
+        return triton("embedding").vector_sums(g, ids, words, padding)
     sums = aten.embedding_dense_backward(g, _shifted(ids, words), len(ids) * words, -1, False)
     sums = sums.unflatten(0, (len(ids), words))
     if padding >= 0:

@@ -3,7 +3,6 @@
 Small models wait for the number of their kernels. Outside of stacked steps on a GPU the plain operations are as good.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -11,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.kernels.clients import over_clients
+from fedloom.kernels.ours import ours, triton
 
 ROWS, CLASSES = 1 << 11, 1 << 14  # most labels of a batch, each program counts them anew; most classes
-_TRITON = find_spec("triton") is not None
 
 
 def own_loss(logits: Tensor, y: Tensor) -> bool:
     fits = y.numel() <= ROWS and logits.shape[-1] <= CLASSES
-    return fits and logits.is_cuda and logits.dtype == torch.float32 and _TRITON
+    return fits and ours(logits) and logits.dtype == torch.float32
 
 
 def mean_loss(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -51,16 +50,10 @@ def _slope(g: Tensor, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 # -- operators over stacked clients -------------------------------------------------------------------------------
 
 
-def _triton() -> Any:
-    from fedloom.kernels import loss_triton  # there where torch comes with CUDA
-
-    return loss_triton
-
-
 @torch.library.custom_op("fedloom::cross_entropy", mutates_args=())
 def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """Terms (n, b, t) of the means of clients."""
-    return _triton().terms(logits, y, mask) if logits.is_cuda else _terms(logits, y, mask)
+    return triton("loss").terms(logits, y, mask) if ours(logits) else _terms(logits, y, mask)
 
 
 @cross_entropy.register_fake
@@ -71,7 +64,7 @@ def _(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 @torch.library.custom_op("fedloom::cross_entropy_slope", mutates_args=())
 def cross_entropy_slope(g: Tensor, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """(n, b, t, c) for gradients g (n,)"""
-    return _triton().slope(g, logits, y, mask) if logits.is_cuda else _slope(g, logits, y, mask)
+    return triton("loss").slope(g, logits, y, mask) if ours(logits) else _slope(g, logits, y, mask)
 
 
 @cross_entropy_slope.register_fake

@@ -6,16 +6,15 @@ float32, two kernels take all steps of all clients: in `lstm.cu` for layers whos
 processor, in `lstm_triton.py` for others.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedloom.kernels.clients import over_clients
+from fedloom.kernels.ours import ours
 from fedloom.kernels.products import precision
 
-_TRITON = find_spec("triton") is not None
 Gates = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -32,7 +31,7 @@ def lstm(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor | None) -> tup
 
 
 def _own_kernels(z: Tensor) -> bool:
-    return z.is_cuda and z.dtype == torch.float32 and _TRITON
+    return ours(z) and z.dtype == torch.float32
 
 
 # -- step by step -------------------------------------------------------------------------------------------------
@@ -131,7 +130,7 @@ def _each(f: Any, *stacked: Tensor) -> Any:
 @torch.library.custom_op("fedloom::lstm_forward", mutates_args=())
 def lstm_forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """States (n, t, b, h) after every step, twice, and gates (n, t, b, 4 h), if they are to be kept."""
-    if z.is_cuda:
+    if ours(z):
         return _by_kernels("forward", w, z, h, c, w, bias, keep)
 
     def one(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -154,7 +153,7 @@ def lstm_backward(
     dhs: Tensor, dcs: Tensor, gates: Tensor, c: Tensor, cs: Tensor, w: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients to z (n, t, b, 4 h), to the h and c (n, b, h) that the first step was given, and to the bias."""
-    if dhs.is_cuda:
+    if ours(dhs):
         return _by_kernels("backward", w, dhs, dcs, gates, c, cs, w)
 
     def one(dhs: Tensor, dcs: Tensor, gates: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:

@@ -7,7 +7,6 @@ already traced.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,28 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fedloom.kernels.ours import ours, triton
+
 aten = torch.ops.aten
 _POOL, _POOL_BACK = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
 _RELU, _RELU_BACK, _VIEW = aten.relu.default, aten.threshold_backward.default, aten.view.default
 MOST = 127  # pixels of a window
 
 
-def _own(x: Tensor) -> bool:
-    return x.is_cuda and find_spec("triton") is not None
-
-
-def _triton() -> Any:
-    from fedloom.kernels import pooling_triton  # there where torch comes with CUDA
-
-    return pooling_triton
-
-
 @torch.library.custom_op("fedloom::pool", mutates_args=())
 def pool(x: Tensor, kernel: list[int], size: list[int], positive: bool, with_places: bool) -> tuple[Tensor, Tensor]:
     """The largest pixels of windows of images x (..., h, w), (..., *size), or their positive parts; and their places in
     the windows, counted row by row, or -1 where the positive part has no gradient. Without places these are empty."""
-    if _own(x):
-        return _triton().pool(x.contiguous(), kernel, size, positive, with_places)
+    if ours(x):
+        return triton("pooling").pool(x.contiguous(), kernel, size, positive, with_places)
     ragged = any(side * k > pixels for side, k, pixels in zip(size, kernel, x.shape[-2:], strict=True))
     y, at = F.max_pool2d(x, kernel, ceil_mode=ragged, return_indices=True)
     row, column = at // x.shape[-1] % kernel[0], at % x.shape[-1] % kernel[1]
@@ -56,8 +47,8 @@ def _(x: Tensor, kernel: list[int], size: list[int], positive: bool, with_places
 def unpool(g: Tensor, places: Tensor, size: list[int], kernel: list[int]) -> Tensor:
     """Gradients g (..., p, q) where they belong in images (..., *size): at the places of the largest pixels, which are
     those of `pool`, or torch's, of int64."""
-    if _own(g):
-        return _triton().unpool(g.contiguous(), places.contiguous(), size, kernel)
+    if ours(g):
+        return triton("pooling").unpool(g.contiguous(), places.contiguous(), size, kernel)
     if places.dtype != torch.int64:
         g = g.masked_fill(places < 0, 0)
         places = places.clamp(min=0).long()

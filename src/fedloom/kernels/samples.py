@@ -1,10 +1,11 @@
 """What a captured step gets from memory: its row of the tables and the samples of it, in one kernel."""
 
 import math
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+
+from fedloom.kernels.ours import ours, triton
 
 MORE = 4  # columns behind the samples: k, epoch, last, key
 
@@ -21,10 +22,8 @@ def take_samples(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """From row `at` of such a table, for the first clients: x and y of their samples (clients, *shape, ...), the mask,
     and the columns behind (MORE, clients)."""
-    if table.is_cuda and find_spec("triton") is not None and x.is_contiguous() and y.is_contiguous():
-        from fedloom.kernels import samples_triton  # there where torch comes with CUDA
-
-        return samples_triton.take(table, at, x, y, clients, shape, dtype)
+    if ours(table) and x.is_contiguous() and y.is_contiguous():
+        return triton("samples").take(table, at, x, y, clients, shape, dtype)
     here = table.index_select(0, at)[0, :clients]
     marked = here[:, :-MORE].unflatten(1, shape)
     rows = torch.where(marked < 0, ~marked, marked)

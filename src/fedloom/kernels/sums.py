@@ -3,13 +3,13 @@
 As with products, they are put into programs that are already traced.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fedloom.kernels.ours import ours, triton
 from fedloom.kernels.pooling import UNPOOL, behind, shaped
 
 MOST = 1 << 15  # numbers of a sum, which one program adds up
@@ -18,10 +18,8 @@ MOST = 1 << 15  # numbers of a sum, which one program adds up
 @torch.library.custom_op("fedloom::channel_sums", mutates_args=())
 def channel_sums(g: Tensor, places: Tensor | None) -> Tensor:
     """Of g (n, b, c, h, w) by clients and channels, (n, c), less the numbers whose places are negative."""
-    if g.is_cuda and find_spec("triton") is not None:
-        from fedloom.kernels import sums_triton  # there where torch comes with CUDA
-
-        return sums_triton.channel_sums(g, places)
+    if ours(g):
+        return triton("sums").channel_sums(g, places)
     return (g if places is None else g.masked_fill(places < 0, 0)).sum((1, 3, 4))
 
 
