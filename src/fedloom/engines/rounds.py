@@ -286,14 +286,10 @@ class Rounds:
             found["pre"] = _double((yield Request("score_personal", cohort, ("train", "val", "test"))))
         return found
 
-    @torch.no_grad()
-    def evaluate_unseen(self) -> dict[str, np.ndarray]:
+    def _joining(self) -> Steps:
         """Scores, on test data, of clients that never took part: the model they are given when they come (`new`), and
         what they have after taking part in `join_rounds` rounds (`joined`). Each joins as if it came alone: the server
         learns nothing from it but what it keeps for this client, and nothing of it stays."""
-        return self._alone(self._joining())
-
-    def _joining(self) -> Steps:
         server = self._admitted()
         found = []
         for block in self._blocks(self.unseen, self._newcomers(server, self.unseen[:1])):
