@@ -137,15 +137,19 @@ def method(name: str, **settings) -> Algorithm:
     return ALGORITHMS[name](**settings)
 
 
+ALONE = Plan("per-client")
+
+
 def play(alg, task, plan, rounds=3, seed=7):
     run = Rounds(alg, task, seed, plan=plan)
     records = [run.advance() for _ in range(rounds)]
     return run, records
 
 
-def assert_same(alg, task, plan, tolerance, rounds=3):
-    """State of server and clients, and the scores of all views in all rounds."""
-    expected, expected_records = play(alg, task, Plan("per-client"), rounds)
+def assert_same(alg, task, plan, tolerance, rounds=3, reference=None):
+    """State of server and clients, and the scores of all views in all rounds. `reference` is what `play` gave one by
+    one, for those who compare it with several plans."""
+    expected, expected_records = reference or play(alg, task, ALONE, rounds)
     found, found_records = play(alg, task, plan, rounds)
     for name, a, b in (
         ("server", expected.server, found.server),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import RAGGED, SmallNet, assert_same, make_federation, make_task, method, play, token_task
+from helpers import ALONE, RAGGED, SmallNet, assert_same, make_federation, make_task, method, play, token_task
 from sentences import user_error
 from torch import nn
 
@@ -21,7 +21,6 @@ from fedloom.engines.plan import Plan
 from fedloom.engines.rounds import Rounds
 
 EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
-ALONE = Plan("per-client")
 
 
 def row(*values):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import RAGGED, SmallNet, assert_same, make_federation, make_task, method, token_task
+from helpers import ALONE, RAGGED, SmallNet, assert_same, make_federation, make_task, method, token_task
 from sentences import user_error
 from torch import nn
 
@@ -33,7 +33,6 @@ from fedloom.experiment import check
 from fedloom.models.zoo import MODELS
 
 EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
-ALONE = Plan("per-client")
 LN3 = math.log(3)
 
 
