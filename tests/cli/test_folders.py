@@ -15,7 +15,7 @@ from fedloom.cli import main as cli
 from fedloom.core import files
 from fedloom.runs.directory import alone
 
-SMALL = ["--rounds", "2", "--clients", "4", "--plan", "stacked-eager"]
+SMALL = ["--rounds", "2", "--clients", "4", "--plan", "stacked-eager", "--batch-size", "400"]
 
 
 def call(monkeypatch, capsys, *args):
@@ -34,7 +34,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 def example(tmp_path_factory):
     """A finished run, one that stopped after round 1, and a comparison."""
     folder = tmp_path_factory.mktemp("example")
-    settings = {"rounds": 2, "clients": 4, "plan": "stacked-eager"}
+    settings = {"rounds": 2, "clients": 4, "plan": "stacked-eager", "batch_size": 400}
     fedloom.run("fedavg", out=folder / "done", **settings)
     fedloom.compare(["fedavg"], seeds=1, out=folder / "compared", **settings)
 
@@ -196,19 +196,28 @@ class Disk:
         patch.setattr(os, "fsync", self(os.fsync))
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.fixture(scope="module", params=["memory", "disk"])
+def whole(request, tmp_path_factory):
+    """A run on a disk with room: its command, its folder, and how often it writes. Clients take one step a round."""
+    args = ("run", "ditto", *SMALL, "--set", "checkpoint_every=1", "--store", request.param)
+    out, disk = tmp_path_factory.mktemp("whole") / "run", Disk(10**6)
+    with pytest.MonkeyPatch.context() as patch:
+        disk.install(patch)
+        patch.setattr(sys, "argv", ["fedloom", *args, "--out", str(out)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    assert stop.value.code == 0
+    assert disk.writes > 30
+    return args, out, disk.writes
+
+
 @pytest.mark.parametrize("place", range(10))
-def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(place, store, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(place, whole, tmp_path, monkeypatch, capsys):
     """Wherever it is full, from the first write to the last: a first file, a checkpoint, the client store, the end."""
     monkeypatch.chdir(tmp_path)
-    args = ("run", "ditto", *SMALL, "--set", "checkpoint_every=1", "--store", store)
-    enough = Disk(10**6)
+    args, undisturbed, writes = whole
     with monkeypatch.context() as patch:
-        enough.install(patch)
-        assert call(monkeypatch, capsys, *args, "--out", "whole")[0] == 0
-    assert enough.writes > 30
-    with monkeypatch.context() as patch:
-        Disk(place * (enough.writes - 1) // 9).install(patch)
+        Disk(place * (writes - 1) // 9).install(patch)
         code, _, err = call(monkeypatch, capsys, *args, "--out", "run")
     assert code == 2
     assert "The disk is full" in err
@@ -218,7 +227,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(place, store
     code, _, err = call(monkeypatch, capsys, *again)
     assert code == 0, err
     for name in ("final/server.safetensors", "final/clients.safetensors", "rounds.parquet"):
-        assert Path("run", name).read_bytes() == Path("whole", name).read_bytes()
+        assert Path("run", name).read_bytes() == (undisturbed / name).read_bytes()
 
 
 def test_no_permission_is_told(tmp_path, monkeypatch, capsys):
