@@ -1,5 +1,6 @@
 """Checkpoints and resuming: for every method, with damaged files, with other settings, by two at once."""
 
+import functools
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ from fedloom.runs.checkpoints import Checkpoints
 from fedloom.runs.interrupt import Stopped
 from fedloom.runs.trees import named
 
-SMALL = {"clients": 5, "plan": "stacked-eager", "checkpoint_every": 1}
+SMALL = {"clients": 5, "plan": "stacked-eager", "checkpoint_every": 1, "batch_size": 100}
 
 
 def everything(run: Rounds) -> list[bytes]:
@@ -37,7 +38,7 @@ def everything(run: Rounds) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    "plan", [Plan("per-client", scoring="per-client"), Plan("stacked", chunk=5)], ids=lambda p: p.mode
+    "plan", [Plan("per-client", scoring="per-client"), Plan("stacked", chunk=3)], ids=lambda p: p.mode
 )
 @pytest.mark.parametrize("name", methods())
 def test_every_method_goes_on_from_a_checkpoint_to_the_bit(name, plan, tmp_path):
@@ -45,18 +46,15 @@ def test_every_method_goes_on_from_a_checkpoint_to_the_bit(name, plan, tmp_path)
     settings = {} if name == "scaffold" else {"momentum": 0.5}
     alg = method(name)
     share = 0.5 if alg.partial else 1.0
-    task = make_task(RAGGED, norm=True, dropout=0.2, data={"server": 20}, participation=share, **settings)
-    whole = Rounds(alg, task, 3, plan=plan)
-    first = Rounds(alg, task, 3, plan=plan)
-    for _ in range(2):
-        whole.advance()
-        first.advance()
-    Checkpoints(tmp_path).save(first)
-    second = Rounds(alg, task, 3, plan=plan)
+    task = make_task(RAGGED[:8], norm=True, dropout=0.2, data={"server": 20}, participation=share, **settings)
+    whole, second = (Rounds(alg, task, 3, plan=plan) for _ in range(2))
+    for evaluate in (False, True):
+        whole.advance(evaluate)
+    Checkpoints(tmp_path).save(whole)
     Checkpoints(tmp_path).restore(second)
     assert second.t == 2
-    for _ in range(2):
-        a, b = whole.advance(), second.advance()
+    for evaluate in (False, True):
+        a, b = whole.advance(evaluate), second.advance(evaluate)
     assert everything(second) == everything(whole)
     for view, splits in a.scores.items():
         for split, found in splits.items():
@@ -75,13 +73,23 @@ def stop_after(rounds):
     return on_round
 
 
-def broken_off(folder, rounds=3, **settings):
-    """A run of 5 rounds that died in the round after `rounds`; what it would have given, beside it."""
-    whole = folder.with_name("whole")
-    fedloom.run("ditto", rounds=5, out=whole, **{**SMALL, **settings})
-    with pytest.raises(Crash):
-        fedloom.run("ditto", rounds=5, out=folder, on_round=stop_after(rounds + 1), **{**SMALL, **settings})
-    return whole
+@pytest.fixture(scope="module")
+def broken_off(tmp_path_factory):
+    """Makes a folder of a run of 5 rounds that died in the fourth; returns that of what it would have given."""
+
+    @functools.cache
+    def made(**settings):
+        folder = tmp_path_factory.mktemp("made")
+        fedloom.run("ditto", rounds=5, out=folder / "whole", **SMALL, **settings)
+        with pytest.raises(Crash):
+            fedloom.run("ditto", rounds=5, out=folder / "run", on_round=stop_after(4), **SMALL, **settings)
+        return folder
+
+    def make(folder, **settings):
+        shutil.copytree(made(**settings) / "run", folder)
+        return made(**settings) / "whole"
+
+    return make
 
 
 def assert_equal(folder, whole):
@@ -95,7 +103,7 @@ def damage(path):
     path.write_bytes(data)
 
 
-def test_a_run_that_died_goes_on(tmp_path):
+def test_a_run_that_died_goes_on(broken_off, tmp_path):
     whole = broken_off(tmp_path / "run")
     seen = []
     fedloom.run("ditto", rounds=5, out=tmp_path / "run", resume=True, on_round=lambda t, *_: seen.append(t), **SMALL)
@@ -112,7 +120,7 @@ def test_a_run_goes_on_with_what_fitted_memory(tmp_path, monkeypatch, caplog):
         return real(self, *flat)
 
     monkeypatch.setattr(StackedStep, "__call__", limited)
-    settings = {**SMALL, "rounds": 3, "batch_size": 100}
+    settings = {**SMALL, "rounds": 3}
     fedloom.run("fedavg", out=tmp_path / "whole", **settings)
     with pytest.raises(Crash):
         fedloom.run("fedavg", out=tmp_path / "run", on_round=stop_after(2), **settings)
@@ -151,7 +159,7 @@ def test_two_names_for_one_tensor_are_two_tensors_in_a_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     "how", [damage, lambda path: path.write_bytes(path.read_bytes()[:100]), lambda path: path.write_bytes(b"")]
 )
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(how, store, tmp_path, caplog):
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(how, store, broken_off, tmp_path, caplog):
     whole = broken_off(tmp_path / "run", store=store)
     newest = max((tmp_path / "run" / "checkpoints").iterdir())
     how(newest)
@@ -163,7 +171,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(how, store, tmp_
     assert newest.with_suffix(".damaged").exists()  # nothing is thrown away
 
 
-def test_with_all_checkpoints_damaged_it_starts_from_the_beginning_and_says_so(tmp_path, caplog):
+def test_with_all_checkpoints_damaged_it_starts_from_the_beginning_and_says_so(broken_off, tmp_path, caplog):
     whole = broken_off(tmp_path / "run", store="disk")
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         damage(path)
@@ -173,7 +181,7 @@ def test_with_all_checkpoints_damaged_it_starts_from_the_beginning_and_says_so(t
     assert_equal(tmp_path / "run", whole)
 
 
-def test_the_number_of_threads_is_that_of_the_first_start(tmp_path):
+def test_the_number_of_threads_is_that_of_the_first_start(broken_off, tmp_path):
     """More threads would add up in another order."""
     threads = torch.get_num_threads()
     broken_off(tmp_path / "run")
