@@ -5,9 +5,12 @@ import json
 import multiprocessing
 import os
 import pathlib
+import pkgutil
 import signal
 import sys
 from pathlib import Path
+
+import fedloom
 
 OPERATIONS = ("open", "fsync", "replace", "pwrite", "unlink", "mkdir")
 
@@ -18,8 +21,10 @@ SAME = (
 )  # fmt: skip
 
 server = multiprocessing.get_context("forkserver")
-# what a first run would import: seconds in every life
-server.set_forkserver_preload(["fedloom.cli.main", "fedloom.comparison", "sklearn.datasets", "torch._dynamo"])
+# what a run imports: seconds in every life. The kernels need Triton, and `fedloom.__main__` is a command
+ours = [module.name for module in pkgutil.walk_packages(fedloom.__path__, "fedloom.")]
+ours = [name for name in ours if not name.endswith(("_triton", "__main__"))]
+server.set_forkserver_preload([*ours, "sklearn.datasets", "torch._dynamo", "typer._adapters"])
 
 
 class Deadly:

@@ -108,7 +108,18 @@ def test_those_without_test_samples_cannot_tell_anything():
 def test_a_run_that_is_killed_and_resumed_serves_them_to_the_bit(tmp_path):
     """Killed while the checkpoint of round 3 is written."""
     command = ["run", "fedrep", "--rounds", "5", "--clients", "6", "--participation", "0.5", "--plan", "stacked-eager"]
-    command += ["--holdout-clients", "0.4", "--device", "cpu", "--set", "checkpoint_every=1", "--set", "join_rounds=2"]
+    command += [
+        "--holdout-clients",
+        "0.4",
+        "--device",
+        "cpu",
+        "--set",
+        "checkpoint_every=1",
+        "--set",
+        "join_rounds=2",
+        "--batch-size",
+        "100",
+    ]
     assert live([*command, "--out", str(tmp_path / "whole")]) == 0
     assert live([*command, "--out", str(tmp_path / "killed")], at=2, mark="/checkpoints/.round-00000003") == -9
     assert live(["run", "--resume", str(tmp_path / "killed")]) == 0

@@ -10,12 +10,13 @@ from kills import SAME, live
 
 ROUNDS = 24
 SMALL = ["--device", "cpu", "--clients", "6", "--participation", "0.5", "--set", "checkpoint_every=1"]
+SHORT = ["--batch-size", "100"]  # rounds of a few steps; what is killed after some time must not end before
 
 
-def run(method, engine, store):
+def run(method, engine, store, *more):
     """Stacked without traces, which would take seconds to make in every life."""
     how = {"vectorized": ["--plan", "stacked-eager"], "reference": ["--engine", "reference"]}[engine]
-    return ["run", method, "--rounds", str(ROUNDS), "--store", store, *how, *SMALL]
+    return ["run", method, "--rounds", str(ROUNDS), "--store", store, *how, *SMALL, *more]
 
 
 def operations(command, folder, name) -> list[str]:
@@ -62,7 +63,7 @@ def die(command, folder, places) -> int:
 def test_twenty_kills_change_nothing(method, engine, store, tmp_path):
     """Twelve are spread evenly over the rounds, from the write of a checkpoint up to that of the next; every third
     of them is followed by one in the resume, of which there is one at the very start; the last three are in the end."""
-    command = run(method, engine, store)
+    command = run(method, engine, store, *SHORT)
     log = operations(command, tmp_path, "whole")
     draw = np.random.default_rng([len(method), len(engine)])
     starting, ending, summary = (first(log, mark) for mark in (checkpoint(1), "/final/.", "/.summary.json"))
@@ -96,7 +97,7 @@ def test_a_comparison_survives_twenty_kills_too(tmp_path):
     """Two seeds of a method are one run. For each: before a checkpoint of the first seed is complete, or after it and
     before that of the second is; the same the other way round; in the resumes after them; in the end of either. And two
     while the leaderboard is written."""
-    command = ["compare", "fedrep", "ditto", "--seeds", "2", "--rounds", "4", "--plan", "stacked-eager", *SMALL]
+    command = ["compare", "fedrep", "ditto", "--seeds", "2", "--rounds", "4", "--plan", "stacked-eager", *SMALL, *SHORT]
     log = operations(command, tmp_path, "whole")
     draw = np.random.default_rng(3)
     whole = tmp_path / "whole"
