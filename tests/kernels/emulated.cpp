@@ -1,12 +1,13 @@
 // Runs the kernels of a .cu file on a CPU: a thread for each of theirs, which wait for each other wherever a block does.
 // SOURCE: the file. THREADS: of a block. KERNELS: their names, each in RUN().
 
+#include <algorithm>
 #include <array>
 #include <barrier>
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -27,7 +28,7 @@ static thread_local Index threadIdx, blockIdx;
 static Index gridDim;
 static std::barrier<>* block;
 struct Four;
-alignas(16) static char memory[1 << 18];
+alignas(1024) static char memory[1 << 18];
 static Four* room = (Four*)memory;
 
 static void __syncthreads() { block->arrive_and_wait(); }
@@ -38,41 +39,53 @@ static unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 static void fetch(float* to, const float* from) { *to = *from; }
 static void fetched() {}
 
-// Four numbers, or zeros, which come as late as they may.
-struct Order { void* to; const float* from; bool there; };
-static thread_local std::deque<std::vector<Order>> orders;
-
-static void fetch(void* to, const float* from, bool there) {
-    if (orders.empty()) orders.emplace_back();
-    orders.back().push_back({to, from, there});
-}
-static void asked() { orders.emplace_back(); }
-
-template <int LATE>
-static void fetched() {
-    for (; orders.size() > LATE + 1; orders.pop_front())
-        for (auto& o : orders.front()) o.there ? (void)std::memcpy(o.to, o.from, 16) : (void)std::memset(o.to, 0, 16);
-}
-
-// A warp's tensor core: what each thread gives, cut to TF32.
+// The tensor cores of four warps: factors are cut to TF32, a comes from the threads and b from shared memory. They
+// compute when they are waited for.
 struct Core {
-    float a[32][4], b[32][2];
-    std::barrier<> all{32};
+    float a[128][4];
+    std::barrier<> all{128};
 };
-static std::array<std::unique_ptr<Core>, (THREADS + 31) / 32> cores;
+static std::array<std::unique_ptr<Core>, (THREADS + 127) / 128> cores;
+static thread_local std::vector<std::function<void()>> orders;
 
-static void mma(float (&to)[4], const float (&a)[4], const float (&b)[2]) {
-    auto cut = [](float x) { return __uint_as_float(__float_as_uint(x) & ~0x1fff); };
-    Core& core = *cores[threadIdx.x / 32];
-    const int me = threadIdx.x % 32;
-    for (int i = 0; i < 4; i++) core.a[me][i] = cut(a[i]);
-    for (int i = 0; i < 2; i++) core.b[me][i] = cut(b[i]);
-    core.all.arrive_and_wait();
-    for (int i = 0; i < 4; i++)
-        for (int k = 0; k < 8; k++)
-            to[i] += core.a[me / 4 * 4 + k % 4][k / 4 * 2 + i / 2] * core.b[(me % 4 * 2 + i % 2) * 4 + k % 4][k / 4];
-    core.all.arrive_and_wait();
+static void settle() {}
+static void begin() {}
+static void asked() {}
+static void expect(const float*) {}
+
+static float cut(float x) { return __uint_as_float(__float_as_uint(x) & ~0x1fff); }
+
+#ifdef DEPTH
+template <size_t N>
+static void hold(float (&)[N]) {}
+
+template <size_t N>
+static void multiply(float (&to)[N], const float (&a)[4], const char* b, bool more) {
+    std::array<float, 4> mine = {cut(a[0]), cut(a[1]), cut(a[2]), cut(a[3])};
+    orders.push_back([=, &to] {
+        Core& core = *cores[threadIdx.x / 128];
+        const int me = threadIdx.x % 128;
+        std::copy(mine.begin(), mine.end(), core.a[me]);
+        core.all.arrive_and_wait();
+        for (int i = 0; i < N; i++) {
+            float sum = more ? to[i] : 0;
+            for (int k = 0; k < 8; k++) {
+                const int column = i / 4 * 8 + me % 4 * 2 + i % 2;
+                long long at = b - memory + column * DEPTH * 4 + k * 4;
+                at ^= (at >> 7 & (DEPTH == 32 ? 7 : 3)) << 4;  // chunks that trade places
+                sum += core.a[me / 4 * 4 + k % 4][k / 4 * 2 + i / 2 % 2] * cut(*(float*)(memory + at));
+            }
+            to[i] = sum;
+        }
+        core.all.arrive_and_wait();
+    });
 }
+
+static void finish() {
+    for (auto& order : orders) order();
+    orders.clear();
+}
+#endif
 
 #include SOURCE
 

@@ -64,36 +64,37 @@ def in_halves(tmp_path, monkeypatch):
         pytest.skip("no compiler for C++20")
 
     @cache
-    def emulated(device, tiles, deep, update):
-        constants = products_cuda.constants(tiles, deep, update)
+    def emulated(device, tiles, deep, apart, update):
+        constants = products_cuda.constants(tiles, deep, apart, update)
         kernels = Emulated(tmp_path, "products.cu", ("product", "rooms"), THREADS=32 * tiles[3], **constants)
         found = torch.zeros(1, dtype=torch.int64)
         kernels.launch("rooms", (1,), 1, 0, found)
-        assert found.item() == products_cuda.room(list(tiles), deep)
+        assert found.item() == products_cuda.room(list(tiles))
         return kernels
 
     monkeypatch.setattr(products_cuda, "kernels", emulated)
+    monkeypatch.setattr(products_cuda, "processors", lambda device: 1)
 
 
 @pytest.mark.parametrize(
-    ("layout", "shape", "tiles", "span"),
-    [  # a's sums in one piece, b's columns; shape; rows, columns, depth, warps, stages, pieces of a warp
-        ((True, True), (40, 36, 28), [32, 24, 16, 2, 3, 1], 32),  # two parts
-        ((True, False), (36, 44, 40), [32, 32, 16, 2, 2, 2], 44),
-        ((False, True), (20, 30, 12), [16, 8, 16, 1, 4, 1], 30),
-        ((False, False), (20, 8, 36), [32, 48, 16, 4, 2, 1], 8),
+    ("layout", "shape", "tiles"),
+    [  # a's sums in one piece, b's columns; shape; rows, columns, depth, warps, stages, programs
+        ((True, True), (71, 36, 20), [64, 16, 16, 4, 2, 1]),
+        ((True, False), (13, 44, 38), [64, 40, 32, 4, 2, 3]),
+        ((False, True), (20, 45, 36), [64, 40, 32, 4, 2, 1]),
+        ((False, False), (68, 20, 14), [64, 16, 16, 4, 2, 2]),
     ],
     ids=str,
 )
-def test_in_halves_products_are_as_exact_as_in_float32(in_halves, layout, shape, tiles, span):
-    """Factors lie in larger ones; all sides are ragged."""
+def test_in_halves_products_are_as_exact_as_in_float32(in_halves, layout, shape, tiles):
+    """Factors lie in larger ones, of which nothing is used; all sides are ragged; programs compute several tiles."""
     torch.manual_seed(0)
     m, k, o = shape
 
     def some(rows, columns, in_rows):
-        whole = torch.randn(2, rows + 4, columns + 8, device=DEVICE)
+        whole = torch.full((2, rows + 4, columns + 8), torch.nan, device=DEVICE)
         whole = whole if in_rows else whole.mT.contiguous().mT
-        return whole[:, 4:, 4:-4]
+        return whole[:, 4:, 4:-4].copy_(torch.randn(2, rows, columns))
 
     a, b = some(m, k, layout[0]), some(k, o, layout[1])
     expected = a.double() @ b.double()
@@ -101,12 +102,12 @@ def test_in_halves_products_are_as_exact_as_in_float32(in_halves, layout, shape,
     def error(found):
         return ((found - expected).abs().max() / expected.abs().max()).item()
 
-    found = products_cuda.product(a, b, span, tiles)
+    found = products_cuda.product(a, b, tiles)
     assert error(found) < 4e-7
     assert error(cut(a).double() @ cut(b).double()) > 1e-4  # what the halves are for
-    if tiles[5] == 2:
+    if layout == (False, True):
         w = torch.randn(2, m, o, device=DEVICE)
-        late = torch.empty(w.numel() + 1, device=DEVICE)[1:].view(w.shape).copy_(w)  # not at a multiple of four
+        late = torch.empty(w.numel() + 1, device=DEVICE)[1:].view(w.shape).copy_(w)  # not at a multiple of two
         for mine in (w.clone(), late):
             products_cuda.subtract(mine, a, b, 0.5, tiles)
             torch.testing.assert_close(mine, w - 0.5 * found, rtol=1e-6, atol=1e-6)
@@ -258,27 +259,38 @@ def test_tiles_of_larger_products_fit_their_layout():
 
 def test_where_there_are_kernels_for_halves_larger_products_go_there(monkeypatch):
     monkeypatch.setattr(products_cuda, "takes", lambda device: True)
-    assert tiles_of(100, 800, 400, 100) == [128, 104, 16, 4, 4, 2]
-    assert tiles_of(100, 800, 100, 400, turned=True) == [128, 104, 16, 4, 4, 2]  # 16 columns too many
-    assert tiles_of(20, 800, 400, 100) == [64, 104, 16, 4, 4, 1]  # more programs
-    assert tiles_of(20, 800, 400, 128) == [128, 64, 16, 4, 4, 2]
-    assert tiles_of(20, 800, 100, 398, turned=True) == [64, 64, 32, 4, 3]  # the result's rows begin anywhere
-    assert len(tiles_of(20, 800, 8, 400, turned=True)) == len(tiles_of(20, 800, 400, 8)) == 5
+    assert tiles_of(100, 800, 400, 100) == [64, 104, 32, 4, 2, 2]
+    assert tiles_of(100, 800, 100, 400, turned=True) == [64, 80, 16, 4, 2, 3]
+    assert tiles_of(100, 800, 8, 400, turned=True) == [64, 80, 16, 4, 2, 3]
+    assert tiles_of(20, 800, 400, 128) == [64, 64, 32, 4, 2, 2]
+    kept = (
+        tiles_of(100, 800, 8, 400),  # not the output of a layer
+        tiles_of(20, 400, 800, 100),  # 140 programs
+        tiles_of(100, 800, 400, 48),
+        tiles_of(100, 32, 2048, 512),
+        tiles_of(20, 800, 100, 399, turned=True),  # two numbers of the result's rows begin anywhere
+    )
+    assert [len(tiles) for tiles in kept] == [5] * 5
+    assert tiles_of(1, 800, 400, 100) is None
+    monkeypatch.setattr(products, "precision", lambda: "tf32")
+    assert tiles_of(100, 800, 400, 100) is None
 
 
 def test_programs_hand_products_and_steps_to_the_kernels_for_halves(monkeypatch):
     seen = []
 
-    def product(a, b, span, tiles):
-        seen.append((span, tiles))
+    def product(a, b, tiles):
+        seen.append(tiles)
         return torch.bmm(a, b)
 
     def subtract(w, a, b, alpha, tiles):
-        w.sub_(product(a, b, None, tiles), alpha=alpha)
+        seen.append((alpha, tiles))
+        w.sub_(torch.bmm(a, b), alpha=alpha)
 
     monkeypatch.setattr(products, "ENOUGH", 1)
+    monkeypatch.setattr(products_cuda, "LEAST", 1)
     for name, f in {"takes": lambda device: True, "product": product, "subtract": subtract}.items():
         monkeypatch.setattr(products_cuda, name, f)
     after(descend, layers(torch.float32, rows=40, width=64), steps=1)
-    assert sorted(span for span, _ in seen if span) == [48, 64, 64, 64]  # whole slabs of 40 rows, or of 64 columns
-    assert [tiles for span, tiles in seen if not span] == [[64, 64, 16, 4, 4, 1]]
+    tiles = [64, 64, 16, 4, 2, 3]
+    assert sorted(seen, key=str) == [(3 / 40, tiles), *[tiles] * 4]

@@ -14,10 +14,12 @@ _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 class Kernels:
     """Those of a file beside this one, compiled for a device with some constants."""
 
-    def __init__(self, file: str, device: torch.device, **constants: int) -> None:
+    def __init__(self, file: str, device: torch.device, **constants: int | str) -> None:
         self.library, self.module, self.device = _library(), ctypes.c_void_p(), device
         major, minor = torch.cuda.get_device_capability(device)
-        options = [f"--gpu-architecture=sm_{major}{minor}", *(f"-D{k}={int(v)}" for k, v in constants.items())]
+        own = "a" if major == 9 else ""  # with what only these chips have
+        given = {k: v if isinstance(v, str) else int(v) for k, v in constants.items()}
+        options = [f"--gpu-architecture=sm_{major}{minor}{own}", *(f"-D{k}={v}" for k, v in given.items())]
         self._check(self.library.cuModuleLoadData(ctypes.byref(self.module), self._compiled(file, options)))
 
     def _compiled(self, file: str, options: list[str]) -> ctypes.Array:

@@ -1,16 +1,25 @@
 // Products of many clients' matrices by tensor cores, as exact as float32: y = a b, or y -= alpha a b.
 //
-// A program computes a tile of one client's result, or a part of its sums. Slabs of both factors, 16 deep, come into shared
-// memory while earlier ones are multiplied. Tensor cores look at the first ten bits of a fraction (TF32), so each number is
-// two halves and each product three; what is left out is below the last bit of a float32. Sums inside a tensor core are cut
-// off, so those of a slab are added up outside. An infinite factor gives NaN.
+// Tensor cores look at the first ten bits of a fraction (TF32), so each number is two halves and each product three; what
+// is left out is below the last bit of a float32. Sums inside a tensor core are cut off, so those of a slab of `DEPTH` are
+// added up outside. An infinite factor gives NaN.
 //
-// A warp computes `HIGH` x `WIDE` pieces of 16 x 8; a tile has `DOWN` x `ACROSS` warps. A_DEEP, B_DEEP: the numbers of a sum
-// lie next to each other in a, in b; else its rows, its columns do. Rows in memory begin and end at multiples of four
-// numbers. STAGES: slabs in shared memory. BLOCKS: programs that a processor is to run at a time.
+// A program is four warps, whose tensor cores work as one. It computes tiles of 64 rows x 8 * `WIDE` columns, one after the
+// other. Both halves of a come from registers, those of b from shared memory, where two slabs take turns. During the
+// multiplications of a slab the next one of b is put there, and both factors of the one after it are asked for.
+//
+// A_DEEP, B_DEEP: the numbers of a sum lie next to each other in a, in b; else its rows, its columns do. A_APART, B_APART:
+// from one row in memory to the next. Rows in memory begin and end at multiples of four numbers; those of y, of two.
+// BLOCKS: programs that a processor is to run at a time. SIZE, INTO, OUTPUTS, LEFT, RIGHT, MORE: see products_cuda.operands.
 
-#define DEPTH 16
-#define THREADS (32 * DOWN * ACROSS)
+#define COLUMNS (8 * WIDE)
+#define ROWS 64
+#define STEPS (DEPTH / 8)
+#define AHEAD 2  // slabs from the one of a that is asked for to the one that is to leave memory
+
+#ifndef EMULATED
+#define THREADS 128
+#endif
 
 struct alignas(16) Four {
     float at[4];
@@ -21,252 +30,252 @@ struct alignas(8) Two {
 };
 
 #ifndef EMULATED
-__device__ __forceinline__ void fetch(Four* to, const float* from, bool there) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+// What was written to shared memory is there for tensor cores.
+__device__ __forceinline__ void settle() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Multiplications run by themselves from `asked` to `finish`.
+__device__ __forceinline__ void begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void asked() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void finish() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Until then nobody else reads or writes what they use.
+template <int N>
+__device__ __forceinline__ void hold(float (&some)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(some[i])::"memory");
 }
 
-__device__ __forceinline__ void asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// To where programs share it, before it is asked for.
+__device__ __forceinline__ void expect(const float* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
-// All but the last `LATE` that were asked for are there.
-template <int LATE>
-__device__ __forceinline__ void fetched() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LATE) : "memory");
-}
-
-// to (16 x 8) += a (16 x 8) b (8 x 8); see "mma.m16n8k8" in the manual of PTX for who has what.
-__device__ __forceinline__ void mma(float (&to)[4], const float (&a)[4], const float (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(to[0]), "+f"(to[1]), "+f"(to[2]), "+f"(to[3])
+// to (64 x COLUMNS) = a (64 x 8) b (8 x COLUMNS), or += where there is `more`. See "wgmma.mma_async" in the manual of PTX
+// for who has what, and for the words that say where b is.
+__device__ __forceinline__ void multiply(float (&to)[4 * WIDE], const float (&a)[4], const char* b, bool more) {
+    const unsigned long long kind = (DEPTH == 32 ? 1ull : 2ull) << 62 | (unsigned long long)(2 * DEPTH) << 32 | 1ull << 16;
+    const unsigned long long from = kind | ((unsigned)__cvta_generic_to_shared(b) & 0x3ffff) >> 4;
+    asm volatile(
+        "{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; wgmma.mma_async.sync.aligned.m64n" SIZE "k8.f32.tf32.tf32 {" OUTPUTS
+        "}, {" LEFT "}, " RIGHT ", more, 1, 1; }"
+        : INTO
         : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
-          "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+          "l"(from), "r"((int)more));
 }
 
 extern __shared__ Four room[];
 #endif
 
+constexpr int HALF = COLUMNS * DEPTH * 4;  // bytes of a slab's high, or low, halves
+
+// A thread's share of a slab of b are `ITEMS` times four numbers. Deep, `LANES` threads take a column, four numbers each;
+// else each has a column, and four numbers are a chunk.
+constexpr int LANES = B_DEEP ? DEPTH / 4 : THREADS, AT_ONCE = THREADS / LANES;
+constexpr int ITEMS = B_DEEP ? (COLUMNS + AT_ONCE - 1) / AT_ONCE : DEPTH / 4;
+
 __device__ __forceinline__ float rounded(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000) & ~0x1fff); }
 
-// The least power of two that is not smaller.
-__device__ constexpr int power(int least) { return least & least - 1 ? power(least + 1) : least; }
+// A multiplication has eight numbers of a sum; thread t of a row gives the t-th and the (t + 4)-th, which are 2 t and
+// 2 t + 1 in memory. So a column of b has chunks of four even numbers and of four odd ones; they trade places such that no
+// two threads want the same bank, and tensor cores know it.
+__device__ __forceinline__ int place(int column, int chunk) {
+    return column * DEPTH * 4 + (DEPTH == 32 ? chunk ^ column & 7 : chunk ^ column >> 1 & 3) * 16;
+}
 
-// A slab of one factor: SIZE rows of a or columns of b. Places are such that no two threads that load a fragment, or
-// eight that fill, want the same bank: deep, lines of a sum lie in pairs that trade places; else every four lines leave a gap.
-template <int SIZE, bool DEEP>
-struct Slab {
-    static constexpr int GROUP = 4 * SIZE + 8;
-    Four at[(DEEP ? SIZE * DEPTH : 4 * GROUP) / 4];
-
-    __device__ __forceinline__ static int place(int side, int k) {
-        return DEEP ? (side ^ (side >> 1 & 1)) * DEPTH + k : k / 4 * GROUP + k % 4 * SIZE + side;
-    }
-
-    template <class T>
-    __device__ __forceinline__ T load(int side, int k) const {
-        return *(const T*)((const float*)at + place(side, k));
-    }
-
-    // To fill it, `LANES` threads take a line as it lies in memory, four numbers each.
-    static constexpr int LINES = DEEP ? SIZE : DEPTH, LANES = power((DEEP ? DEPTH : SIZE) / 4), AT_ONCE = THREADS / LANES;
-
-    // From the first number of a slab to the first of this thread.
-    __device__ __forceinline__ static long long mine(long long apart) {
-        return threadIdx.x / LANES * apart + threadIdx.x % LANES * 4;
-    }
-
-    // `from`: this thread's first number. `apart`: from one line in memory to the next. `lines` and `columns` are those that are there.
-    __device__ __forceinline__ void ask(const float* from, int apart, int lines, int columns) {
-        const int line = threadIdx.x / LANES, column = threadIdx.x % LANES * 4;
-        const bool inside = DEEP || column < SIZE;
+// `from`: this thread's first number. ALL: there are `DEPTH` of a sum, else `left`. Columns that are not there stay as they are.
+template <bool ALL>
+__device__ __forceinline__ void load_b(Four (&to)[ITEMS], const float* from, int columns, int left) {
+    const int lane = threadIdx.x % LANES, line = threadIdx.x / LANES;
+    if (B_DEEP) {
 #pragma unroll
-        for (int first = 0; first < LINES; first += AT_ONCE) {
-            const bool there = first + line < lines && column < columns;
-            const int to = DEEP ? place(first + line, column) : place(column, first + line);
-            if (inside && (first + AT_ONCE <= LINES || first + line < LINES))
-                fetch(&at[to / 4], from + (long long)first * apart, there);
+        for (int i = 0; i < ITEMS; i++) {
+            if (!ALL) to[i] = Four{};
+            if (line + i * AT_ONCE < columns && (ALL || 4 * lane < left)) to[i] = *(const Four*)(from + (long long)(i * AT_ONCE) * B_APART);
         }
-    }
-
-    // The numbers of two lines (first + 2 group, and the next one), for the terms of this thread.
-    template <int TERMS>
-    __device__ __forceinline__ void pair(float (&to)[2][TERMS], int first) const {
-        const int group = threadIdx.x % 32 / 4, k = threadIdx.x % 4 * TERMS;
-        if (DEEP) {
+    } else if (lane < columns)
 #pragma unroll
-            for (int j = 0; j < 2; j++) line(to[j], first + 2 * group + j);
-        } else
+        for (int i = 0; i < ITEMS; i++)
 #pragma unroll
-            for (int i = 0; i < TERMS; i++) {
-                const Two two = load<Two>(first + 2 * group, k + i);
-                to[0][i] = two.at[0];
-                to[1][i] = two.at[1];
+            for (int j = 0; j < 4; j++) {
+                const int k = i / 2 * 8 + i % 2 + 2 * j;
+                to[i].at[j] = ALL || k < left ? from[(long long)k * B_APART] : 0;
             }
-    }
+}
 
-    // Of one line.
-    template <int TERMS>
-    __device__ __forceinline__ void line(float (&to)[TERMS], int side) const {
-        const int k = threadIdx.x % 4 * TERMS;
-        if (!DEEP) {
+__device__ __forceinline__ void store_b(const Four (&from)[ITEMS], char* high) {
+    const int lane = threadIdx.x % LANES;
+    char* low = high + HALF;
 #pragma unroll
-            for (int i = 0; i < TERMS; i++) to[i] = load<float>(side, k + i);
-        } else if (TERMS == 4) {
-            const Four four = load<Four>(side, k);
+    for (int i = 0; i < ITEMS; i++) {
+        Four big, small;
 #pragma unroll
-            for (int i = 0; i < TERMS; i++) to[i] = four.at[i];
-        } else {
-            const Two two = load<Two>(side, k);
-            to[0] = two.at[0];
-            to[1] = two.at[1];
+        for (int j = 0; j < 4; j++) {
+            big.at[j] = rounded(from[i].at[j]);
+            small.at[j] = from[i].at[j] - big.at[j];
         }
-    }
-};
-
-typedef Slab<16 * HIGH * DOWN, A_DEEP> Left;
-typedef Slab<8 * WIDE * ACROSS, B_DEEP> Right;
-
-struct Room {
-    Left left[STAGES];
-    Right right[STAGES];
-};
-
-// totals += a b, of 4 * TERMS numbers each: thread t of a group has `TERMS` of them. Terms 2 h and 2 h + 1 are the
-// t-th and the (t + 4)-th of multiplication h.
-template <int TERMS>
-__device__ __forceinline__ void multiply(float (&totals)[HIGH][WIDE][4], const Left& left, const Right& right, int row, int column) {
-    constexpr int HALVES = TERMS / 2;
-    float high[HIGH][HALVES][4], low[HIGH][HALVES][4];
+        const int column = B_DEEP ? threadIdx.x / LANES + i * AT_ONCE : lane;
+        if (!(B_DEEP && (i + 1) * AT_ONCE <= COLUMNS) && column >= COLUMNS) continue;
+        if (B_DEEP)
 #pragma unroll
-    for (int r = 0; r < HIGH; r++) {
-        float some[2][TERMS];
-        left.template pair<TERMS>(some, row + 16 * r);
-#pragma unroll
-        for (int i = 0; i < TERMS; i++)
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const float big = rounded(some[j][i]);
-                high[r][i / 2][i % 2 * 2 + j] = big;
-                low[r][i / 2][i % 2 * 2 + j] = some[j][i] - big;
+            for (int odd = 0; odd < 2; odd++) {
+                const int to = place(column, lane / 2 * 2 + odd) + lane % 2 * 8;
+                *(Two*)(high + to) = Two{big.at[odd], big.at[odd + 2]};
+                *(Two*)(low + to) = Two{small.at[odd], small.at[odd + 2]};
             }
-    }
-#pragma unroll
-    for (int c = 0; c < WIDE; c += 2) {
-        const int count = c + 1 < WIDE ? 2 : 1;
-        float some[2][TERMS], sums[2][HIGH][4] = {};
-        if (count == 2)
-            right.template pair<TERMS>(some, column + 8 * c);
-        else
-            right.template line<TERMS>(some[0], column + 8 * c + threadIdx.x % 32 / 4);
-#pragma unroll
-        for (int h = 0; h < HALVES; h++) {
-            float big[2][2], small[2][2];
-#pragma unroll
-            for (int j = 0; j < count; j++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const float all = some[j][2 * h + i];
-                    big[j][i] = rounded(all);
-                    small[j][i] = all - big[j][i];
-                }
-#pragma unroll
-            for (int j = 0; j < count; j++)
-#pragma unroll
-                for (int r = 0; r < HIGH; r++) mma(sums[j][r], low[r][h], big[j]);
-#pragma unroll
-            for (int j = 0; j < count; j++)
-#pragma unroll
-                for (int r = 0; r < HIGH; r++) mma(sums[j][r], high[r][h], small[j]);
-#pragma unroll
-            for (int j = 0; j < count; j++)
-#pragma unroll
-                for (int r = 0; r < HIGH; r++) mma(sums[j][r], high[r][h], big[j]);
+        else {
+            *(Four*)(high + place(column, i)) = big;
+            *(Four*)(low + place(column, i)) = small;
         }
-#pragma unroll
-        for (int j = 0; j < count; j++)
-#pragma unroll
-            for (int r = 0; r < HIGH; r++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) totals[r][c + j][i] += sums[j][r][i];
     }
 }
 
-template <class T>
-__device__ __forceinline__ void give(float* y, T some, float alpha) {
-    if (UPDATE) {
-        const T before = *(const T*)y;
+// What this thread gives to each multiplication, of two rows that are next to each other; deep, the second lies `below`.
+template <bool ALL>
+__device__ __forceinline__ void load_a(float (&to)[STEPS][4], const float* from, int below, int left) {
+    const int t = threadIdx.x % 4;
 #pragma unroll
-        for (int i = 0; i < sizeof(T) / sizeof(float); i++) some.at[i] = before.at[i] - alpha * some.at[i];
-    }
-    *(T*)y = some;
+    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            Two some{};
+            if (ALL || 8 * s + 2 * t + (A_DEEP ? 0 : i) < left)
+                some = *(const Two*)(A_DEEP ? from + 8 * s + i * below : from + (long long)(8 * s + i) * A_APART);
+#pragma unroll
+            for (int j = 0; j < 2; j++) to[s][A_DEEP ? i + 2 * j : 2 * i + j] = some.at[j];
+        }
 }
 
-// a (n, m, k), b (n, k, o), y (parts, n, m, o): a grid of tiles x n x parts. `a_apart`, `b_apart`: from one row in memory
-// to the next. Parts of k are `span` long.
+__device__ __forceinline__ void expect_a(const float* from, int below) {
+#pragma unroll
+    for (int s = 0; s < (A_DEEP ? 1 : STEPS); s++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            expect(A_DEEP ? from + AHEAD * DEPTH + i * below : from + (long long)(AHEAD * DEPTH + 8 * s + i) * A_APART);
+}
+
+// This thread's numbers of a tile, two of each of two rows of a piece. MINUS: alpha times them is taken from what is there;
+// else they are put there. `rows`, `columns`: how many there are from these on; `apart`: from one row to the next.
+template <bool MINUS>
+__device__ __forceinline__ void give(float* at, float (&some)[4 * WIDE], int rows, int columns, long long apart, float alpha) {
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int c = 0; c < WIDE; c++) {
+            if (j >= rows || 8 * c >= columns) continue;
+            Two* there = (Two*)(at + j * apart + 8 * c);
+            float* mine = some + 4 * c + 2 * j;
+            if (MINUS) {
+                const Two before = *there;
+                mine[0] = before.at[0] - alpha * mine[0];
+                mine[1] = before.at[1] - alpha * mine[1];
+            } else
+                *there = Two{mine[0], mine[1]};
+        }
+}
+
+// a (n, m, k), b (n, k, o), y (n, m, o); `a_n`, `b_n`: from one client to the next.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) product(
-    const float* a, const float* b, float* y, long long m, long long k, long long o,
-    long long a_n, long long a_apart, long long b_n, long long b_apart, long long span, double alpha
+    const float* a, const float* b, float* y, long long n, long long m, long long k, long long o, long long a_n, long long b_n,
+    double alpha
 ) {
-    Room& here = *(Room*)room;
-    const int wide = 8 * WIDE * ACROSS, tall = 16 * HIGH * DOWN, tiles = ((int)o + wide - 1) / wide;
-    const int first_row = (int)blockIdx.x / tiles * tall, first_column = (int)blockIdx.x % tiles * wide;
-    const int start = (int)(blockIdx.z * span), left = (int)(k - start < span ? k - start : span);
-    a += blockIdx.y * a_n + (A_DEEP ? first_row * a_apart + start : start * a_apart + first_row) + Left::mine(a_apart);
-    b += blockIdx.y * b_n + (B_DEEP ? first_column * b_apart + start : start * b_apart + first_column) + Right::mine(b_apart);
-    y += ((long long)blockIdx.z * gridDim.y + blockIdx.y) * m * o + first_row * o + first_column;
-    const int rows = (int)m - first_row, columns = (int)o - first_column;
+    char* here = (char*)room;
+    const int across = ((int)o + COLUMNS - 1) / COLUMNS, down = ((int)m + ROWS - 1) / ROWS, tiles = across * down * (int)n;
+    const int my_row = threadIdx.x / 4 * 2, t = threadIdx.x % 4;
 
-    const int warp = threadIdx.x / 32, row = warp / ACROSS * 16 * HIGH, column = warp % ACROSS * 8 * WIDE;
-    const bool busy = row < rows && column < columns;
-    int to_ask = left, ask_at = 0, at = 0;
-    auto ask = [&] {
-        if (to_ask > 0) {
-            here.left[ask_at].ask(a, (int)a_apart, A_DEEP ? rows : to_ask, A_DEEP ? to_ask : rows);
-            here.right[ask_at].ask(b, (int)b_apart, B_DEEP ? columns : to_ask, B_DEEP ? to_ask : columns);
-            a += A_DEEP ? DEPTH : DEPTH * a_apart;
-            b += B_DEEP ? DEPTH : DEPTH * b_apart;
-            to_ask -= DEPTH;
-            ask_at = ask_at + 1 < STAGES ? ask_at + 1 : 0;
-        }
-        asked();
+    // What is loaded next: a slab of `load_tile`, of which `to_load` are left.
+    const float *a_at, *b_at;
+    int load_tile = blockIdx.x, to_load, below, columns;
+    auto aim = [&] {
+        const int column = load_tile % across * COLUMNS, row = load_tile / across % down * ROWS + my_row, last = (int)m - 1;
+        const int client = load_tile / (across * down);
+        to_load = (int)k;
+        columns = (int)o - column < COLUMNS ? (int)o - column : COLUMNS;
+        below = row < last ? A_APART : 0;
+        a_at = a + client * a_n + (A_DEEP ? (long long)(row < last ? row : last) * A_APART + 2 * t
+                                          : (long long)(2 * t) * A_APART + (row < last ? row : last - 1));
+        b_at = b + client * b_n + (B_DEEP ? (long long)(column + threadIdx.x / LANES) * B_APART + threadIdx.x % LANES * 4
+                                          : column + threadIdx.x);
     };
-#pragma unroll
-    for (int s = 0; s + 1 < STAGES; s++) ask();
-
-    float totals[HIGH][WIDE][4] = {};
-    for (int rest = left; rest > 0; rest -= DEPTH) {
-        fetched<STAGES - 2>();
-        __syncthreads();
-        ask();
-        if (busy) {
-            if (rest > DEPTH / 2)
-                multiply<4>(totals, here.left[at], here.right[at], row, column);
-            else
-                multiply<2>(totals, here.left[at], here.right[at], row, column);
+    float next_a[STEPS][4];
+    Four next_b[ITEMS] = {};
+    auto load = [&] {
+        if (load_tile >= tiles) return;
+        if (to_load >= DEPTH) {
+            load_a<true>(next_a, a_at, below, to_load);
+            load_b<true>(next_b, b_at, columns, to_load);
+        } else {
+            load_a<false>(next_a, a_at, below, to_load);
+            load_b<false>(next_b, b_at, columns, to_load);
         }
-        at = at + 1 < STAGES ? at + 1 : 0;
-    }
-
-    const int group = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        if (to_load > (AHEAD + 1) * DEPTH) expect_a(a_at, below);
+        a_at += A_DEEP ? DEPTH : DEPTH * A_APART;
+        b_at += B_DEEP ? DEPTH : DEPTH * B_APART;
+        to_load -= DEPTH;
+        if (to_load <= 0) {
+            load_tile += gridDim.x;
+            if (load_tile < tiles) aim();
+        }
+    };
+    float high[STEPS][4], low[STEPS][4];
+    auto split = [&](const float(&from)[STEPS][4]) {
 #pragma unroll
-    for (int r = 0; r < HIGH; r++)
+        for (int s = 0; s < STEPS; s++)
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const int my_row = row + 16 * r + 2 * group + j;
-            if (my_row >= rows) continue;
-            float* to = y + my_row * o;
-#pragma unroll
-            for (int c = 0; c < WIDE; c += 2) {
-                if (c + 1 < WIDE) {
-                    const int mine = column + 8 * c + 4 * t;
-                    const float *one = totals[r][c] + 2 * j, *other = totals[r][c + 1] + 2 * j;
-                    if (mine < columns) give(to + mine, Four{one[0], other[0], one[1], other[1]}, (float)alpha);
-                } else {
-                    const int mine = column + 8 * c + 2 * t;
-                    if (mine < columns) give(to + mine, Two{totals[r][c][2 * j], totals[r][c][2 * j + 1]}, (float)alpha);
-                }
+            for (int i = 0; i < 4; i++) {
+                high[s][i] = rounded(from[s][i]);
+                low[s][i] = from[s][i] - high[s][i];
             }
+    };
+    auto hold_factors = [&] {
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+            hold(high[s]);
+            hold(low[s]);
         }
+    };
+    aim();
+    load();
+    store_b(next_b, here);
+    settle();
+    split(next_a);
+    load();
+
+    int at = 0;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        float totals[4 * WIDE] = {}, sums[4 * WIDE];
+        for (int rest = (int)k; rest > 0; rest -= DEPTH) {
+            __syncthreads();
+            const char* now = here + at * 2 * HALF;
+            at = 1 - at;
+            hold(sums);
+            hold_factors();
+            begin();
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
+                multiply(sums, low[s], now + 32 * s, s > 0);
+                multiply(sums, high[s], now + HALF + 32 * s, true);
+                multiply(sums, high[s], now + 32 * s, true);
+            }
+            asked();
+            store_b(next_b, here + at * 2 * HALF);
+            settle();
+            float after[STEPS][4];
+#pragma unroll
+            for (int s = 0; s < STEPS; s++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) after[s][i] = next_a[s][i];
+            load();  // after `settle`, which would wait for it
+            finish();
+            hold(sums);
+            hold_factors();
+#pragma unroll
+            for (int i = 0; i < 4 * WIDE; i++) totals[i] += sums[i];
+            split(after);
+        }
+        const int row = tile / across % down * ROWS + my_row, column = tile % across * COLUMNS + 2 * t;
+        float* to = y + ((long long)(tile / (across * down)) * m + row) * o + column;
+        if (UPDATE) give<true>(to, totals, (int)m - row, (int)o - column, o, (float)alpha);  // all, as each could wait for one stored
+        give<false>(to, totals, (int)m - row, (int)o - column, o, 0);
+    }
 }
 
 // Bytes of shared memory that a program needs.
-extern "C" __global__ void rooms(long long* bytes) { bytes[0] = sizeof(Room); }
+extern "C" __global__ void rooms(long long* bytes) { bytes[0] = 4 * HALF; }

@@ -2,9 +2,9 @@
 
 With weights of its own for every client and a batch of ten, a layer reads (or, for their gradient, writes) the weights
 once and computes little with them. The library's product takes two to four times as long as that memory does. Larger
-products it takes without tensor cores, which do not know float32; a kernel that gives them two halves of each number
-takes 0.7 to 0.8 of the time and is more exact. The operators are put into programs that are already traced, so nobody
-differentiates them.
+products it takes without tensor cores, which do not know float32; kernels that give them two halves of each number
+take 0.5 (products.cu) to 0.8 of the time and are more exact. The operators are put into programs that are
+already traced, so nobody differentiates them.
 """
 
 from importlib.util import find_spec
@@ -35,7 +35,7 @@ def _own(a: Tensor) -> bool:
 
 
 def _in_halves(tiles: list[int]) -> bool:
-    """Are these tiles of products.cu? They say how many rows a warp takes, too."""
+    """Are these tiles of products.cu? They say how much of b is kept, too."""
     return len(tiles) == 6
 
 
@@ -49,7 +49,7 @@ def _triton() -> Any:
 def products(a: Tensor, b: Tensor, tiles: list[int]) -> Tensor:
     """a (n, m, k) times b (n, k, o), client by client; `tiles` are sides and depth of tiles, warps and stages."""
     if _in_halves(tiles):
-        return products_cuda.product(a, b, span_of(a, b, tiles), tiles)
+        return products_cuda.product(a, b, tiles)
     if not _own(a):
         return torch.bmm(a, b)
     return _triton().product(a, b, precision(), tiles)
@@ -83,9 +83,10 @@ def way(a: Tensor, b: Tensor) -> list[int] | None:
     """Tiles for the products of a (n, m, k) and b (n, k, o), or None where the library is to compute them.
 
     With few rows, or a sum over few, the memory of the weights is the bound, and with few columns that of a. Other
-    products are bound by the instructions around those of the tensor cores: fewer for the halves made them a sixth
-    faster. Tiles of 64 x 64 need least where b has its columns in one piece, as tensor cores want it in shared memory;
-    for other b they would turn it there, and 32 x 128, which go through registers, take half the time.
+    products are bound by what is around the multiplications of tensor cores. Where there is products.cu, it takes 0.68
+    to 0.76 of the time of Triton's kernel. For that one, tiles of 64 x 64 need least where b has its columns in one
+    piece, as tensor cores want it in shared memory; for other b they would turn it there, and 32 x 128, which go
+    through registers, take half the time.
     """
     (n, m, k), o = a.shape, b.shape[2]
     turned = b.stride(2) != 1
@@ -94,17 +95,32 @@ def way(a: Tensor, b: Tensor) -> list[int] | None:
     if max(_reach(a), _reach(b), m * o) >= 1 << 31:
         return None
     rows, columns = (64, 64) if turned else (32, 128)
+    if tiles := _tiles_in_halves(a, b):
+        return tiles
     if k <= SHORT and n * m * o >= LEAST:  # a gradient to weights: one step
         return [_side(m, rows), _side(o, columns), _side(k, 32), 4, 1]
     if m <= SHORT and n * k * o >= LEAST:
         return [_side(m, 32), _side(o, 128), 32, 4, 4]
-    if precision() == "tf32" or n * m * k * o < ENOUGH or not (_wide(a) and _wide(b)):
+    if not _large(a, b):
         return None
     if o <= NARROW:
         return [_side(m, 64), 16, 32, 4, 4]
-    if o % 4 == 0 and products_cuda.takes(a.device):
-        return products_cuda.tiles_for(n, m, o)
     return [_side(m, rows), _side(o, columns), 32, 4, 3]
+
+
+def _large(a: Tensor, b: Tensor) -> bool:
+    """A product that tensor cores are for, and that can be read fast enough."""
+    (n, m, k), o = a.shape, b.shape[2]
+    return precision() != "tf32" and n * m * k * o >= ENOUGH and _wide(a) and _wide(b)
+
+
+def _tiles_in_halves(a: Tensor, b: Tensor) -> list[int] | None:
+    """Of products.cu, where it is the fastest: sums over few have been measured for outputs of a layer only."""
+    (n, m, k), o = a.shape, b.shape[2]
+    output = a.stride(2) == b.stride(1) == 1
+    if m <= SHORT or (k <= SHORT and not output) or not _large(a, b) or not products_cuda.takes(a.device):
+        return None
+    return products_cuda.tiles_for(n, m, k, o)
 
 
 def _side(size: int, most: int) -> int:
@@ -127,6 +143,8 @@ def _reach(matrices: Tensor) -> int:
 def span_of(a: Tensor, b: Tensor, tiles: list[int]) -> int:
     """How much of k one program takes, in whole steps: all of it where clients give enough programs."""
     (n, m, k), (rows, columns, depth, *_) = a.shape, tiles
+    if _in_halves(tiles):
+        return k
     steps = _ceil(k, depth)
     return _ceil(steps, pieces(n * _ceil(m, rows) * _ceil(b.shape[2], columns), steps)) * depth
 

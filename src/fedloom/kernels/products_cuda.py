@@ -10,11 +10,10 @@ from fedloom.kernels.nvrtc import Kernels
 
 log = logging.getLogger("fedloom")
 
-DEPTH = 16  # of a slab
-WIDEST = 13  # pieces of 8 columns that a warp has the registers for, with 32 rows
-WARPS = 4  # one for each quarter of a processor
-STAGES = 4
-ENOUGH = 264  # programs of 128 rows, from which on all processors have two
+ROWS, WARPS = 64, 4  # of a tile, of a program: what one multiplication takes
+SHALLOW = 128  # steps of 32 would go too far beyond smaller k
+NARROWEST = 64  # columns for which a is split often enough; with 56 and less, Triton's kernel is as fast
+LEAST = 198  # tiles, one and a half for each processor; with 140 Triton's kernel, which has smaller ones, is faster
 
 
 @cache
@@ -23,63 +22,88 @@ def takes(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     try:
-        kernels(device, (16, 8, DEPTH, 1, 2, 1), (True, True), False)
-    except (AttributeError, OSError, RuntimeError) as error:  # CUDA is not the one this was written for
+        kernels(device, (ROWS, 8, 16, WARPS, 1, 1), (True, True), (16, 16), False)
+    except (AttributeError, OSError, RuntimeError) as error:  # CUDA, or the chip, is not the one this was written for
         log.debug("No kernels for products in halves: %s", error)
         return False
     return True
 
 
-def tiles_for(n: int, m: int, o: int) -> list[int]:
-    """Rows, columns and depth of a tile, warps, stages, and pieces of 16 rows of a warp: as little as can be beyond o,
-    and fewer rows where there are few clients."""
+def tiles_for(n: int, m: int, k: int, o: int) -> list[int] | None:
+    """Rows, columns and depth of a tile, warps of a program, stages, and programs of a processor, by the registers that
+    tiles take; None where Triton's kernel is faster."""
     pieces = -(-o // 8)
-    tiles = -(-pieces // WIDEST)
-    high = 2 if n * -(-m // (32 * WARPS)) * tiles >= ENOUGH else 1
-    return [16 * high * WARPS, 8 * -(-pieces // tiles), DEPTH, WARPS, STAGES, high]
+    depth, widest, programs = (16, 10, 3) if k <= SHALLOW else (32, 13, 2)
+    tiles = [ROWS, 8 * -(-pieces // -(-pieces // widest)), depth, WARPS, 2, programs]
+    return tiles if o >= NARROWEST and o % 2 == 0 and count(n, m, o, tiles) >= LEAST else None
 
 
 @cache
-def kernels(device: torch.device, tiles: tuple[int, ...], deep: tuple[bool, bool], update: bool) -> Kernels:
-    return Kernels("products.cu", device, **constants(tiles, deep, update))
+def kernels(
+    device: torch.device, tiles: tuple[int, ...], deep: tuple[bool, bool], apart: tuple[int, int], update: bool
+) -> Kernels:
+    return Kernels("products.cu", device, **constants(tiles, deep, apart, update), **operands(tiles[1]))
 
 
-def constants(tiles: tuple[int, ...], deep: tuple[bool, bool], update: bool) -> dict[str, int]:
-    rows, columns, _, warps, stages, high = tiles
-    down = rows // (16 * high)
-    across = warps // down
-    wide = columns // (8 * across)
-    at_a_time = 16 if high * wide <= WIDEST else 8  # warps, by the registers they need
-    sides = {"HIGH": high, "WIDE": wide, "DOWN": down, "ACROSS": across, "A_DEEP": deep[0], "B_DEEP": deep[1]}
-    return {**sides, "UPDATE": update, "STAGES": stages, "BLOCKS": at_a_time // warps}
+def constants(tiles: tuple[int, ...], deep: tuple[bool, bool], apart: tuple[int, int], update: bool) -> dict[str, int]:
+    _, columns, depth, _, _, programs = tiles
+    sizes = {"WIDE": columns // 8, "DEPTH": depth, "BLOCKS": programs, "UPDATE": update}
+    return {**sizes, "A_DEEP": deep[0], "B_DEEP": deep[1], "A_APART": apart[0], "B_APART": apart[1]}
 
 
-def room(tiles: list[int], deep: tuple[bool, bool]) -> int:
-    """Bytes of shared memory for a program."""
-    return tiles[4] * sum(4 * DEPTH * side + (0 if d else 128) for side, d in zip(tiles[:2], deep, strict=True))
+def operands(columns: int) -> dict[str, str]:
+    """Of the multiplication, whose text has one for each number of a result."""
+    results = columns // 2
+
+    def places(first: int, count: int) -> str:
+        return '"' + ", ".join(f"%{first + i}" for i in range(count)) + '"'
+
+    return {
+        "SIZE": f'"{columns}"',
+        "INTO": ", ".join(f'"+f"(to[{i}])' for i in range(results)),
+        "OUTPUTS": places(0, results),
+        "LEFT": places(results, 4),
+        "RIGHT": places(results + 4, 1),
+        "MORE": places(results + 5, 1),
+    }
 
 
-def product(a: Tensor, b: Tensor, span: int, tiles: list[int]) -> Tensor:
-    """a (n, m, k), b (n, k, o). Parts of k are `span` long; they are added up in order."""
-    (n, m, k), o = a.shape, b.shape[2]
-    y = a.new_empty(-(-k // span), n, m, o)
-    _launch(a, b, y, span, None, tiles)
-    return y[0] if len(y) == 1 else y.sum(0)
+def room(tiles: list[int]) -> int:
+    """Bytes of shared memory for a program: two halves of each of two slabs of b."""
+    return 16 * tiles[1] * tiles[2]
+
+
+def product(a: Tensor, b: Tensor, tiles: list[int]) -> Tensor:
+    """a (n, m, k), b (n, k, o)"""
+    y = a.new_empty(*a.shape[:2], b.shape[2])
+    _launch(a, b, y, None, tiles)
+    return y
 
 
 def subtract(w: Tensor, a: Tensor, b: Tensor, alpha: float, tiles: list[int]) -> None:
     """w (n, m, o), contiguous, -= alpha * a @ b"""
-    if w.data_ptr() % 16:  # four numbers are written at a time
-        w.sub_(product(a, b, a.shape[2], tiles), alpha=alpha)
+    if w.data_ptr() % 8:  # two numbers are written at a time
+        w.sub_(product(a, b, tiles), alpha=alpha)
     else:
-        _launch(a, b, w[None], a.shape[2], alpha, tiles)
+        _launch(a, b, w, alpha, tiles)
 
 
-def _launch(a: Tensor, b: Tensor, y: Tensor, span: int, alpha: float | None, tiles: list[int]) -> None:
-    parts, n, m, o = y.shape
+def _launch(a: Tensor, b: Tensor, y: Tensor, alpha: float | None, tiles: list[int]) -> None:
+    n, m, o = y.shape
+    at_a_time = tiles[5] * processors(a.device)
     deep = a.stride(2) == 1, b.stride(2) != 1
     apart = a.stride(1 if deep[0] else 2), b.stride(2 if deep[1] else 1)
-    kernels(a.device, tuple(tiles), deep, alpha is not None).launch(
-        "product", (-(-m // tiles[0]) * -(-o // tiles[1]), n, parts), 32 * tiles[3], room(tiles, deep),
-        a, b, y, m, a.shape[2], o, a.stride(0), apart[0], b.stride(0), apart[1], span, alpha or 0.0,
+    kernels(a.device, tuple(tiles), deep, apart, alpha is not None).launch(
+        "product", (min(count(n, m, o, tiles), at_a_time),), 32 * WARPS, room(tiles),
+        a, b, y, n, m, a.shape[2], o, a.stride(0), b.stride(0), alpha or 0.0,
     )  # fmt: skip
+
+
+def count(n: int, m: int, o: int, tiles: list[int]) -> int:
+    """Tiles in all."""
+    return n * -(-m // tiles[0]) * -(-o // tiles[1])
+
+
+@cache
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
