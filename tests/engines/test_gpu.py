@@ -130,7 +130,7 @@ def test_compiled_steps_equal_the_reference(alg):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("alg", ["fedavg", "per-fedavg", "scaffold"])
 def test_own_products_and_dropout_equal_the_reference(alg, compiled, monkeypatch):
-    calls, take = [], products._triton()
+    calls, take = [], triton("products")
     for name in ("product", "subtract"):
         kernel = getattr(take, name)
         monkeypatch.setattr(take, name, lambda *args, kernel=kernel: calls.append(1) or kernel(*args))

@@ -28,7 +28,8 @@ def test_kernels_that_are_called_are_there():
             match node:
                 case ast.Attribute(ast.Call(ast.Name("triton"), [ast.Constant(name)]), function):
                     called.add((name, function))
-    assert len({name for name, _ in called}) == 8
+    there = {path.stem.removesuffix("_triton") for path in FOLDER.glob("*_triton.py")}
+    assert {name for name, _ in called} == there - {"lstm"}  # which is chosen by size
     for name, function in called:
         text = (FOLDER / f"{name}_triton.py").read_text()
         assert function in [part.name for part in ast.parse(text).body if isinstance(part, ast.FunctionDef)]

@@ -7,14 +7,12 @@ take 0.5 (products.cu) to 0.8 of the time and are more exact. The operators are 
 already traced, so nobody differentiates them.
 """
 
-from importlib.util import find_spec
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
 from fedloom.kernels import products_cuda
+from fedloom.kernels.ours import ours, triton
 
 SHORT = 32  # rows
 NARROW = 16  # columns
@@ -30,19 +28,9 @@ def precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 
-def _own(a: Tensor) -> bool:
-    return a.is_cuda and find_spec("triton") is not None
-
-
 def _in_halves(tiles: list[int]) -> bool:
-    """Are these tiles of products.cu? They say how much of b is kept, too."""
+    """Are these tiles of products.cu? They say how many programs a processor runs, too."""
     return len(tiles) == 6
-
-
-def _triton() -> Any:
-    from fedloom.kernels import products_triton  # there where torch comes with CUDA
-
-    return products_triton
 
 
 @torch.library.custom_op("fedloom::products", mutates_args=())
@@ -50,9 +38,9 @@ def products(a: Tensor, b: Tensor, tiles: list[int]) -> Tensor:
     """a (n, m, k) times b (n, k, o), client by client; `tiles` are sides and depth of tiles, warps and stages."""
     if _in_halves(tiles):
         return products_cuda.product(a, b, tiles)
-    if not _own(a):
+    if not ours(a):
         return torch.bmm(a, b)
-    return _triton().product(a, b, precision(), tiles)
+    return triton("products").product(a, b, precision(), tiles)
 
 
 @products.register_fake
@@ -65,10 +53,10 @@ def subtract_products(w: Tensor, a: Tensor, b: Tensor, alpha: float, tiles: list
     """w -= alpha * products(a, b): a step on weights without a gradient in memory."""
     if _in_halves(tiles):
         products_cuda.subtract(w, a, b, alpha, tiles)
-    elif not _own(a):
+    elif not ours(a):
         w.sub_(torch.bmm(a, b), alpha=alpha)
     else:
-        _triton().subtract(w, a, b, alpha, precision(), tiles)
+        triton("products").subtract(w, a, b, alpha, precision(), tiles)
 
 
 @subtract_products.register_fake
