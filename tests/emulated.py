@@ -27,7 +27,7 @@ class Emulated:
     def launch(self, name, grid, threads, room, *args):
         assert room <= 227 << 10  # what a processor has
         values = b"".join(map(_packed, args))
-        self.library.launch(name.encode(), *grid, *(1,) * (3 - len(grid)), values)
+        self.library.launch(name.encode(), *grid, *(1,) * (3 - len(grid)), threads, values)
 
 
 def _packed(value):

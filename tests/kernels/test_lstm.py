@@ -166,26 +166,70 @@ def check(forward, backward, shape, device):
         close(found, torch.func.vmap(stepwise)(*double[:3], *(v.double() for v in shared))[0])
 
 
-WITHIN = [((2, 3, 10, 20), 4), ((1, 2, 13, 16), 3)]  # clients, steps, samples, units; slices
+WITHIN = [  # clients, steps, samples, units; as if twelve warps could have no more units
+    ((2, 3, 10, 20), 16),  # a whole tile of samples, and one that halves of numbers share
+    ((1, 2, 13, 12), 96),  # two programs with a whole tile each, warps with too few units
+    ((2, 2, 3, 12), 96),
+]
 
 
-@pytest.mark.parametrize(("shape", "slices"), WITHIN, ids=str)
-def test_kernels_that_keep_the_weights_give_what_the_steps_give(shape, slices, tmp_path, monkeypatch):
-    """On a CPU they need a compiler that knows C++20."""
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cpu":
-        if not compiles("#include <barrier>"):
-            pytest.skip("no compiler for C++20")
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lstm")
 
-        @cache
-        def emulated(device, size, rows, keep):
-            names, threads = ("forward", "backward", "rooms"), -(-slices * size // 32) * 32
-            constants = {"H": size, "ROWS": rows, "KEEP": keep, "SLICES": slices, "THREADS": threads}
-            return Emulated(tmp_path, "lstm.cu", names, **constants)
+    @cache
+    def kernels(**constants):
+        return Emulated(folder, "lstm.cu", ("forward", "backward", "rooms"), **constants)
 
-        monkeypatch.setattr(lstm_cuda, "kernels", emulated)
-        monkeypatch.setattr(lstm_cuda, "ROWS", 2 * slices)
+    return kernels
+
+
+@pytest.fixture
+def within(emulated, monkeypatch):
+    """The device whose kernels keep the weights. A CPU needs a compiler that knows C++20."""
+    if not torch.cuda.is_available() and not compiles("#include <barrier>"):
+        pytest.skip("no compiler for C++20")
+
+    def prepare(size, most):
+        if torch.cuda.is_available():
+            assert lstm_cuda.takes(torch.device("cuda", 0), size)
+            return torch.device("cuda", 0)
+        monkeypatch.setattr(lstm_cuda, "IN_TWELVE_WARPS", most)
+        monkeypatch.setattr(lstm_cuda, "kernels", lambda device, *given: emulated(**lstm_cuda.constants(*given)))
         lstm_cuda.rooms.cache_clear()
-    else:
-        assert lstm_cuda.takes(device, shape[-1])
-    check(lstm_cuda.forward, lstm_cuda.backward, shape, device)
+        return torch.device("cpu")
+
+    return prepare
+
+
+@pytest.mark.parametrize(("shape", "most"), WITHIN, ids=str)
+def test_kernels_that_keep_the_weights_give_what_the_steps_give(within, shape, most):
+    check(lstm_cuda.forward, lstm_cuda.backward, shape, within(shape[-1], most))
+
+
+def test_kernels_that_keep_the_weights_take_gradients_of_any_size(within):
+    """They are multiplied as halves (16 bits), so those of a step are brought to a size that fits."""
+    device = within(12, 96)
+    inputs = given(1, 4, 3, 12, torch.float32, device)
+    _, _, c, w, _ = inputs
+    _, pull = torch.func.vjp(torch.func.vmap(stepwise), *(v.double() for v in inputs))
+    sizes = torch.tensor([1e-9, 1, 1e-20, 1e-12], device=device)[:, None, None]
+    dhs = torch.randn(1, 4, 3, 12, device=device) * sizes
+    dcs = torch.zeros_like(dhs)
+    _, cs, gates = lstm_cuda.forward(*inputs, True)
+    found, expected = lstm_cuda.backward(dhs, dcs, gates, c, cs, w)[0], pull((dhs.double(), dcs.double()))[0]
+    largest = expected.abs().amax((0, 2, 3))
+    assert largest.max() > 1e9 * largest.min()
+    assert ((found.double() - expected).abs().amax((0, 2, 3)) < 1e-6 * largest).all()
+
+
+def test_kernels_that_keep_the_weights_take_rows_that_begin_anywhere(within):
+    z, h, c, w, bias = given(1, 2, 3, 12, torch.float32, within(12, 96))
+
+    def moved(x):
+        return torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
+
+    hs, cs, gates = lstm_cuda.forward(z, h, c, w, bias, True)
+    assert torch.equal(lstm_cuda.forward(*map(moved, (z, h, c, w, bias)), True)[2], gates)
+    inputs = hs, cs, gates, c, cs, w
+    assert torch.equal(lstm_cuda.backward(*map(moved, inputs))[0], lstm_cuda.backward(*inputs)[0])

@@ -11,15 +11,24 @@ from fedloom.kernels.nvrtc import Kernels
 
 log = logging.getLogger("fedloom")
 
-SLICES = 5
-UNITS = 100  # at most, of which 500 threads can keep 80 weights each
-ROWS = 2 * SLICES  # samples of a program at most
+UNITS = 100  # at most, whose weights fit into the registers of a processor
+IN_TWELVE_WARPS = 96  # units
+ROWS = 12  # samples of a program at most
 
 
 @cache
 def kernels(device: torch.device, size: int, rows: int, keep: bool) -> Kernels:
-    constants = {"H": size, "ROWS": rows, "KEEP": keep, "SLICES": SLICES, "THREADS": threads(size)}
-    return Kernels("lstm.cu", device, **constants)
+    return Kernels("lstm.cu", device, **constants(size, rows, keep))
+
+
+def constants(size: int, rows: int, keep: bool) -> dict[str, int]:
+    """More than twelve warps would have 128 registers for a thread, too few for all weights."""
+    return {"H": size, "ROWS": rows, "KEEP": keep, "LOW_APART": size > IN_TWELVE_WARPS, "OVER": over(size)}
+
+
+def over(size: int) -> int:
+    """Units of which a thirteenth and fourteenth warp would have few, back through time."""
+    return 4 if size > IN_TWELVE_WARPS else 0
 
 
 @cache
@@ -47,11 +56,11 @@ def forward(z: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, keep: bool
     """States after every step, and gates (if they are kept): z (n, t, b, 4 h), w (n, 4 h, h), bias (n, 4 h)."""
     n, steps, batch, _ = z.shape
     size, (rows, programs) = w.shape[2], _shares(batch)
-    z, h, c, w, bias = in_rows(z), h.contiguous(), c.contiguous(), in_rows(w), in_rows(bias)
+    z, h, c, w, bias = _aligned(in_rows(z)), h.contiguous(), c.contiguous(), in_rows(w), in_rows(bias)
     hs, cs = (z.new_empty(n, steps, batch, size) for _ in range(2))
     gates = z.new_empty(n, steps if keep else 0, batch, 4 * size)
     kernels(z.device, size, rows, keep).launch(
-        "forward", (n, programs), threads(size), rooms(z.device, size, rows)[0],
+        "forward", (n, programs), 32 * -(-size // 8), rooms(z.device, size, rows)[0],
         z, h, c, w, bias, hs, cs, gates, steps, batch, *z.stride()[:3], w.stride(0), bias.stride(0),
     )  # fmt: skip
     return hs, cs, gates
@@ -63,19 +72,21 @@ def backward(
     """The gradients to z, h, c and the bias from those to the states after every step."""
     n, steps, batch, size = dhs.shape
     rows, programs = _shares(batch)
-    dhs, dcs, w = in_rows(dhs), in_rows(dcs), in_rows(w)
-    gates, c, cs = gates.contiguous(), c.contiguous(), cs.contiguous()
+    dhs, dcs, w = _aligned(in_rows(dhs)), _aligned(in_rows(dcs)), in_rows(w)
+    gates, c, cs = (_aligned(v.contiguous()) for v in (gates, c, cs))
     dz, dh, dc = torch.empty_like(gates), torch.empty_like(c), torch.empty_like(c)
     db = w.new_empty(n, programs, 4 * size)
     kernels(w.device, size, rows, True).launch(
-        "backward", (n, programs), threads(size), rooms(w.device, size, rows)[1],
+        "backward", (n, programs), 64 * -(-(size - over(size)) // 16), rooms(w.device, size, rows)[1],
         dhs, dcs, gates, c, cs, w, dz, dh, dc, db, steps, batch, *dhs.stride()[:3], *dcs.stride()[:3], w.stride(0),
     )  # fmt: skip
     return dz, dh, dc, db[:, 0] if programs == 1 else db.sum(1)
 
 
-def threads(size: int) -> int:
-    return -(-SLICES * size // 32) * 32
+def _aligned(x: Tensor) -> Tensor:
+    """Rows that begin at multiples of 16 bytes, as they are copied into shared memory."""
+    own = x.data_ptr() % 16 == 0 and all(stride % 4 == 0 for stride in x.stride()[:-1])
+    return x if own else x.clone(memory_format=torch.contiguous_format)
 
 
 def _shares(batch: int) -> tuple[int, int]:
