@@ -71,8 +71,8 @@ def way(a: Tensor, b: Tensor) -> list[int] | None:
     """Tiles for the products of a (n, m, k) and b (n, k, o), or None where the library is to compute them.
 
     With few rows, or a sum over few, the memory of the weights is the bound, and with few columns that of a. Other
-    products are bound by what is around the multiplications of tensor cores. Where there is products.cu, it takes 0.68
-    to 0.76 of the time of Triton's kernel. For that one, tiles of 64 x 64 need least where b has its columns in one
+    products are bound by what is around the multiplications of tensor cores. Where there is products.cu, it takes 0.73
+    to 0.79 of the time of Triton's kernel. For that one, tiles of 64 x 64 need least where b has its columns in one
     piece, as tensor cores want it in shared memory; for other b they would turn it there, and 32 x 128, which go
     through registers, take half the time.
     """
