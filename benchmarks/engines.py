@@ -19,15 +19,17 @@ import torch
 from machine import describe, give_up, head, precision, row, wait
 from plain import PlainFedAvg
 
-from fedloom.config import configure
+from fedloom.config.resolve import configure
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.keys import rng
 from fedloom.core.task import Task
 from fedloom.data.partitions import DirichletClass
-from fedloom.engines.rounds import Rounds
-from fedloom.experiment import make_task
+from fedloom.engine.planning.choose import REFERENCE
+from fedloom.engine.run_group import RunGroup
+from fedloom.engine.simulation import Simulation
 from fedloom.models.zoo import MODELS
+from fedloom.studies.build import make_task
 
 SHAPES = {
     "logreg": (64,), "mlp": (64,), "cnn8": (1, 8, 8), "cnn4": (1, 28, 28), "lstm_shakes": (80,),
@@ -89,8 +91,8 @@ def measure(model: str, clients: int, shape: str, args: argparse.Namespace) -> N
     plain = PlainFedAvg(
         MODELS[model]().build(SHAPES[model], CLASSES, VOCAB.get(model)), few.data, LR, args.batch, args.dtype
     )
-    reference = Rounds(fedavg, few, 0, "reference")
-    vectorized = Rounds(fedavg, whole, 0, "vectorized", args.plan)
+    reference = RunGroup([Simulation(fedavg, few, 0)], REFERENCE)
+    vectorized = RunGroup([Simulation(fedavg, whole, 0)], args.plan)
 
     def plain_round() -> None:
         plain.train(range(few.clients))
@@ -103,7 +105,8 @@ def measure(model: str, clients: int, shape: str, args: argparse.Namespace) -> N
     }
     found = seconds(engines, args.rounds, whole.data.device)
     us = {name: t / steps(whole if name == "vectorized" else few) * 1e6 for name, t in found.items()}
-    how = vectorized.plan.mode if vectorized.plan.mode == "per-client" else vectorized.plan.replay
+    plan = vectorized.plan()
+    how = plan.mode if plan.mode == "per-client" else plan.replay
     gains = (f"{us['plain'] / us[name]:.2f}x" for name in ("reference", "vectorized"))
     row(model, clients, shape, *(f"{us[name]:.1f}" for name in engines), *gains, how)
 

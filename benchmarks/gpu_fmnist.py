@@ -6,7 +6,7 @@
 The job is PFLlib's usual one (preset gpfl/fmnist-dirichlet): 20 clients, Dirichlet(0.1), `cnn4`, batches of 10, one
 epoch, and after every round test accuracy and training loss of all clients. FedLoom scores more than that: validation
 samples, and the models before and after training. Methods run one after another, each through
-`fedloom.experiment.execute`, with the plan that is chosen for the preset's 2000 rounds. Every second round is
+`fedloom.studies.execute.execute`, with the plan that is chosen for the preset's 2000 rounds. Every second round is
 evaluated; `training` is the median of rounds that are not, `with evaluation` of those that are; the first rounds warm
 up (on a GPU, until scores are captured). `set-up` is what comes before the first round.
 
@@ -38,15 +38,16 @@ from plain import PlainFedAvg
 from timing import first_rounds
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedloom.comparison import label, parse_method
-from fedloom.config import Config, combine, preset, resolve
-from fedloom.core.contract import Algorithm, Batch, Info, Phase
+from fedloom.config.files import preset
+from fedloom.config.resolve import Config, combine, resolve
+from fedloom.core.algorithm import Algorithm, Batch, Info, Phase
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.keys import fold, root
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves, take
-from fedloom.experiment import find_device, make_data, make_task
+from fedloom.studies.build import find_device, make_data, make_task
+from fedloom.studies.compare import label, parse_method
 
 METHODS = ["fedavg", "fedrep", "ditto", "pfedme", "gpfl", "plgu-lf", "pfedkt"]
 PRESET = "gpfl/fmnist-dirichlet"
@@ -185,7 +186,7 @@ def generated() -> Federation:
     x, y = draw.integers(0, 256, (80, 1, 28, 28), dtype=np.uint8), draw.integers(0, 10, 80)
     rows = np.split(np.arange(80), [8, 28, 50])
     splits = {"train": Ragged.of(rows), **{name: Ragged.of([r[:5] for r in rows]) for name in ("val", "test")}}
-    return Federation(torch.from_numpy(x), torch.from_numpy(y), 10, splits, shift=(0.5,), spread=(0.5,))
+    return Federation(torch.from_numpy(x), torch.from_numpy(y), 10, splits, mean=(0.5,), std=(0.5,))
 
 
 def measure(args: argparse.Namespace) -> None:

@@ -19,16 +19,17 @@ from typing import get_args
 import numpy as np
 import torch
 
-from fedloom.comparison import label, parse_method
-from fedloom.config import resolve
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.config.resolve import resolve
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.federation import Federation, Ragged
-from fedloom.core.network import Network
 from fedloom.core.task import Task
-from fedloom.engines import schedule
-from fedloom.engines.plan import Mode, Plan
-from fedloom.engines.rounds import Rounds
+from fedloom.engine import batching as schedule
+from fedloom.engine.planning.plan import Mode, Plan
+from fedloom.engine.run_group import RunGroup
+from fedloom.engine.simulation import Simulation
 from fedloom.models.zoo import MODELS
+from fedloom.nn.network import Network
+from fedloom.studies.compare import label, parse_method
 
 SHAPES = {"logreg": (64,), "mlp": (64,), "cnn8": (1, 8, 8), "cnn4": (1, 28, 28)}
 BATCH, LR, PER_CLIENT, SERVER = 10, 0.005, 100, 100
@@ -69,8 +70,9 @@ def measure(names: list[str], task: Task, mode: Mode, rounds: int) -> dict[str, 
     else:
         plan = Plan(mode, "eager" if captured else "traced", workers=workers)
     algs = [resolve({"algorithm": parse_method(name)}).algorithm for name in names]
-    runs = [Rounds(alg, task, 0, plan=replace(plan, chunk=1, workers=0) if alg.turns else plan) for alg in algs]
-    times = [[run.advance(evaluate=False).train_seconds for run in runs] for _ in range(rounds + 1)][1:]
+    in_turns = replace(plan, chunk=1, workers=0)
+    runs = [RunGroup([Simulation(alg, task, 0)], in_turns if alg.turns else plan) for alg in algs]
+    times = [[run.advance(evaluate=False)[0].train_seconds for run in runs] for _ in range(rounds + 1)][1:]
     return {label(alg): (steps(alg, task), float(t)) for alg, t in zip(algs, np.median(times, axis=0), strict=True)}
 
 

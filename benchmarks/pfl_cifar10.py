@@ -32,10 +32,11 @@ import torch.nn.functional as F
 from machine import describe, give_up, head, precision, row, wait
 from torch import Tensor, nn
 
-from fedloom.config import configure
+from fedloom.config.resolve import configure
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation, Ragged
-from fedloom.experiment import execute, find_device
+from fedloom.studies.build import find_device
+from fedloom.studies.execute import execute
 
 USERS, EACH, COHORT, TESTS = 1000, 50, 50, 10_000
 BATCH, LR, SERVER_LR, EVERY = 10, 0.1, 1.0, 10
@@ -79,7 +80,7 @@ def federation(x: np.ndarray, y: np.ndarray, users: int) -> Federation:
     shift, spread = normalisation(x, users)
     return Federation(
         torch.from_numpy(x), torch.from_numpy(y), CLASSES, {"train": all_, "val": none, "test": all_},
-        server=torch.arange(users * EACH, len(y)), shift=tuple(shift), spread=tuple(spread),
+        server=torch.arange(users * EACH, len(y)), mean=tuple(shift), std=tuple(spread),
     )  # fmt: skip
 
 

@@ -30,15 +30,16 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from fedloom.core.contract import ALGORITHMS
+from fedloom.core.algorithm import ALGORITHMS
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.keys import rng
-from fedloom.core.network import Network
 from fedloom.core.task import Task
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
-from fedloom.engines.store import Store, make_store
+from fedloom.engine.client_store import ClientStore, make_store
+from fedloom.engine.planning.plan import Plan
+from fedloom.engine.run_group import RunGroup
+from fedloom.engine.simulation import Simulation
 from fedloom.models.zoo import MODELS
+from fedloom.nn.network import Network
 from fedloom.runs.checkpoints import Checkpoints
 
 COHORT = EVALUATED = 100
@@ -66,7 +67,7 @@ def federation(clients: int) -> Federation:
     return Federation(torch.from_numpy(x), torch.from_numpy(y), CLASSES, splits)
 
 
-def fill(store: Store) -> None:
+def fill(store: ClientStore) -> None:
     """Every client has a row, and none of them waits for a checkpoint."""
     for ids in np.array_split(np.arange(len(store)), -(-len(store) // BLOCK)):
         store.write(ids, store.fresh(ids))
@@ -85,14 +86,15 @@ def measure(clients: int, store: str, algorithm: str, rounds: int, filled: bool)
         network = Network(lambda: build((INPUTS,), CLASSES), "head", data.x[:2])
         task = Task(data, network, lr=LR, batch_size=BATCH, rounds=rounds, participation=COHORT)
         keep = partial(make_store, kind=store, folder=place)
-        run = Rounds(ALGORITHMS[algorithm](), task, 0, plan=PLAN, evaluated=evaluated, store=keep)
+        run = Simulation(ALGORITHMS[algorithm](), task, 0, eval_client_ids=evaluated, make_store=keep)
+        group = RunGroup([run], PLAN)
         set_up = time.perf_counter() - start
         if filled:
             fill(run.store)
         checkpoints = Checkpoints(Path(folder), _every(rounds))
         train, evaluation, saves = [], [], []
         for _ in range(WARM_UP + rounds):
-            done = run.advance()
+            (done,) = group.advance()
             train.append(done.train_seconds)
             evaluation.append(done.eval_seconds)
             if checkpoints.due(run):

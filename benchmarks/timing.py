@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from machine import wait
 
-from fedloom.config import Config
+from fedloom.config.resolve import Config
 from fedloom.core.federation import Federation
-from fedloom.experiment import execute_together
+from fedloom.studies.execute import execute_group
 
 
 class _Enough(Exception):
@@ -36,6 +36,6 @@ def first_rounds(configs: list[Config], data: Federation, rounds: int) -> tuple[
     """Seconds of set-up, and of each of so many rounds; all runs at once. The plan is that for all rounds of a run."""
     clock = _Clock(rounds * len(configs), data.device)
     with contextlib.suppress(_Enough):
-        execute_together(configs, data=data, on_round=clock)
+        execute_group(configs, data=data, on_round=clock)
     set_up, *took = (b - a for a, b in zip(clock.at, clock.at[1:], strict=False))
     return set_up, took

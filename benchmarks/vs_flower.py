@@ -25,7 +25,7 @@ import torch
 from machine import describe, give_up, head, row
 from timing import first_rounds
 
-from fedloom.config import configure
+from fedloom.config.resolve import configure
 from fedloom.core.federation import Federation, Ragged
 from fedloom.models.zoo import MODELS
 

@@ -6,14 +6,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedloom.core.contract import ALGORITHMS, Algorithm
+from fedloom.core.algorithm import ALGORITHMS, Algorithm
 from fedloom.core.federation import Federation, Ragged
-from fedloom.core.network import Network
 from fedloom.core.task import Task
 from fedloom.core.tree import tree_flatten
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
+from fedloom.engine.planning.choose import REFERENCE
+from fedloom.engine.planning.plan import Plan
+from fedloom.engine.run_group import RunGroup
+from fedloom.engine.simulation import Simulation
 from fedloom.models.zoo import MODELS
+from fedloom.nn.network import Network
 
 
 def make_federation(sizes, classes=4, dim=6, seed=0, held_out=3, server=0, dtype=torch.float64) -> Federation:
@@ -137,11 +139,58 @@ def method(name: str, **settings) -> Algorithm:
     return ALGORITHMS[name](**settings)
 
 
+class SingleRun:
+    """A run with its execution plan, as tests use it: everything of its driver, clients and executor in one place."""
+
+    def __init__(self, alg, task, seed, engine="vectorized", plan="auto", **options):
+        self.simulation = Simulation(alg, task, seed, **options)
+        self.group = RunGroup([self.simulation], REFERENCE if engine == "reference" else plan)
+        self.alg, self.task, self.seed = alg, self.simulation.task, seed
+        self.driver, self.clients = self.simulation.driver, self.simulation.clients
+
+    def advance(self, evaluate=True, cohort=None):
+        return self.group.advance(evaluate, cohort=cohort)[0]
+
+    def evaluate(self):
+        """Scores by view and split, and the global model's on the server's samples."""
+        found = self.group.evaluate()[0]
+        return found.scores, found.server
+
+    def cohort(self, ids, t):
+        """What the executor gets when these clients train in round t."""
+        return self.clients.cohort(self.driver._request("train", ids, t, self.driver.server))
+
+    def first_cohort(self):
+        return self.simulation.first_cohort()
+
+    def sample(self, t):
+        return self.driver.sample(t)
+
+    def state(self):
+        return self.simulation.state()
+
+    def restore(self, saved):
+        self.simulation.restore(saved)
+
+    @property
+    def executor(self):
+        return self.group.executors[0]
+
+    plan = property(lambda self: self.group.plan())
+    constants = property(lambda self: self.clients.initial.constants)
+    store = property(lambda self: self.simulation.store)
+    key = property(lambda self: self.driver.key)
+    stats = property(lambda self: self.driver.stats)
+    post = property(lambda self: self.driver.post)
+    t = property(lambda self: self.driver.t, lambda self, t: setattr(self.driver, "t", t))
+    server = property(lambda self: self.driver.server, lambda self, value: setattr(self.driver, "server", value))
+
+
 ALONE = Plan("per-client")
 
 
 def play(alg, task, plan, rounds=3, seed=7):
-    run = Rounds(alg, task, seed, plan=plan)
+    run = SingleRun(alg, task, seed, plan=plan)
     records = [run.advance() for _ in range(rounds)]
     return run, records
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from helpers import methods
 
-from fedloom.config import Settings
-from fedloom.core.contract import ALGORITHMS
+from fedloom.config.settings import Settings
+from fedloom.core.algorithm import ALGORITHMS
 from fedloom.core.settings import build, fields
-from fedloom.data.pool import DATASETS
+from fedloom.data.dataset import DATASETS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import fedloom.experiment
+import fedloom.studies.execute
 from fedloom.cli import main as cli
-from fedloom.config import configure
-from fedloom.core.contract import ALGORITHMS
+from fedloom.config.resolve import configure
+from fedloom.core.algorithm import ALGORITHMS
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -36,7 +36,7 @@ def test_list_commands_work(line, monkeypatch, capsys):
 
 
 def test_the_example_of_run_is_true():
-    found = doctest.testmod(fedloom.experiment)
+    found = doctest.testmod(fedloom.studies.execute)
     assert found.attempted > 0
     assert found.failed == 0
 

@@ -4,32 +4,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedloom.comparison import Comparison, compare
-    from fedloom.core.contract import Algorithm, Batch, Draw, Info, Phase, Slot
+    from fedloom.core.algorithm import Algorithm, Batch, Draw, Info, Phase, Slot
     from fedloom.core.errors import UserError
     from fedloom.core.federation import Federation, Ragged
     from fedloom.core.settings import setting
     from fedloom.core.task import Task
-    from fedloom.data.own.arrays import federation
     from fedloom.data.sets.own import OwnData
-    from fedloom.deviation import deviations
-    from fedloom.experiment import Result, load, run
-    from fedloom.search import Sweep, sweep
+    from fedloom.data.user_data.arrays import federation
+    from fedloom.studies.compare import Comparison, compare
+    from fedloom.studies.deviation import deviations
+    from fedloom.studies.result import Result, load
+    from fedloom.studies.run import run
+    from fedloom.studies.sweep import Sweep, sweep
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "fedloom.core.contract": ("Algorithm", "Batch", "Draw", "Info", "Phase", "Slot"),
+    "fedloom.core.algorithm": ("Algorithm", "Batch", "Draw", "Info", "Phase", "Slot"),
     "fedloom.core.errors": ("UserError",),
     "fedloom.core.federation": ("Federation", "Ragged"),
     "fedloom.core.settings": ("setting",),
     "fedloom.core.task": ("Task",),
-    "fedloom.comparison": ("Comparison", "compare"),
-    "fedloom.data.own.arrays": ("federation",),
+    "fedloom.studies.compare": ("Comparison", "compare"),
+    "fedloom.data.user_data.arrays": ("federation",),
     "fedloom.data.sets.own": ("OwnData",),
-    "fedloom.deviation": ("deviations",),
-    "fedloom.experiment": ("Result", "load", "run"),
-    "fedloom.search": ("Sweep", "sweep"),
+    "fedloom.studies.deviation": ("deviations",),
+    "fedloom.studies.result": ("Result", "load"),
+    "fedloom.studies.run": ("run",),
+    "fedloom.studies.sweep": ("Sweep", "sweep"),
 }
 
 __all__ = [

@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import RAGGED, SmallNet, assert_same, make_federation, make_task, method
+from helpers import RAGGED, SingleRun, SmallNet, assert_same, make_federation, make_task, method
 from torch import nn
 
 from fedloom.algorithms import gpfl
 from fedloom.algorithms.gpfl import GPFL, cosines, cov
-from fedloom.core.contract import Batch, Info
+from fedloom.core.algorithm import Batch, Info
 from fedloom.core.federation import Federation, Ragged
-from fedloom.core.network import Network
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves, tree_map
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
-from fedloom.experiment import check
+from fedloom.engine.planning.plan import Plan
 from fedloom.models.zoo import MODELS
+from fedloom.nn.network import Network
+from fedloom.studies.build import check
 
 VARIANTS = ("full", "wo_pci", "wo_cov", "wo_mlg", "wo_gce", "wo_cov_gce")
 EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
@@ -48,7 +47,7 @@ def linear_task(**settings):
 
 
 def play(alg, task, rounds=3, seed=3, plan=EAGER, evaluate=False):
-    run = Rounds(alg, task, seed, plan=plan)
+    run = SingleRun(alg, task, seed, plan=plan)
     records = [run.advance(evaluate=evaluate) for _ in range(rounds)]
     return run, records
 
@@ -284,8 +283,8 @@ def test_initial_values_depend_on_the_seed_alone():
 
 def test_the_first_round_uses_the_initial_embeddings():
     task = make_task((5, 9))
-    run = Rounds(GPFL(), task, 0, "reference")
-    cohort = run._cohort(np.array([1]), 0)
+    run = SingleRun(GPFL(), task, 0, "reference")
+    cohort = run.cohort(np.array([1]), 0)
     _, _, info, work = run.executor.start(cohort, 0)
     C = run.server["C"]["weight"]
     torch.testing.assert_close(work["c"][0], C.mean(0))
@@ -446,7 +445,7 @@ def test_a_second_implementation_gives_the_same(case):
         sizes, norm=norm, lr=LR, batch_size=max(sizes), epochs=EPOCHS, momentum=MOMENTUM, weight_decay=DECAY,
         clip=options.get("clip"),
     )  # fmt: skip
-    run = Rounds(alg, task, SEED, "reference")
+    run = SingleRun(alg, task, SEED, "reference")
     hand = Hand(run, sizes, **options)
     for t in range(ROUNDS):
         if t == ROUNDS - 1:
@@ -526,7 +525,7 @@ def test_constant_inputs_are_the_same_for_all_clients_and_never_change():
         run, _ = play(GPFL(ablation=variant), task)
         a, b = run.constants["ab"]
         assert not torch.allclose(a, b)
-        work = run.executor.begin(run._cohort(np.arange(len(RAGGED)), run.t))
+        work = run.executor.begin(run.cohort(np.arange(len(RAGGED)), run.t))
         assert (work["c"] == torch.stack([a, b])).all()
         again = GPFL(ablation=variant).constants(task, run.key)["ab"]
         assert torch.equal(again, run.constants["ab"])
@@ -540,12 +539,12 @@ def test_constant_inputs_are_the_same_for_all_clients_and_never_change():
 def test_stale_inputs_are_zero_at_first_and_then_from_the_clients_own_embeddings():
     """Client 1 trains, client 2 does not: client 1 goes on with what it had itself, not with the average."""
     task = make_task((12, 20, 7))
-    run = Rounds(GPFL(stale_cond=True), task, 0, plan=Plan("stacked", "eager", chunk=3))
-    work = run.executor.begin(run._cohort(np.arange(3), 0))
+    run = SingleRun(GPFL(stale_cond=True), task, 0, plan=Plan("stacked", "eager", chunk=3))
+    work = run.executor.begin(run.cohort(np.arange(3), 0))
     assert (work["c"] == 0).all()
     run.advance(evaluate=False, cohort=np.array([0, 1]))
     own = run.store.everyone()["own"]["C"]["weight"]
-    work = run.executor.begin(run._cohort(np.arange(3), 1))
+    work = run.executor.begin(run.cohort(np.arange(3), 1))
     counts = task.data.counts(np.arange(3)).double()
     for i in (0, 1):
         torch.testing.assert_close(work["c"][i, 0], own[i].mean(0))
@@ -577,7 +576,7 @@ def test_a_class_that_nobody_has_is_pushed_away_and_decays():
     data = Federation(data.x, data.y % 3, 4, data.splits, dtype=data.dtype)
     task = make_task((12, 9), federation=data)
     assert (task.data.counts(np.arange(2))[:, 3] == 0).all()
-    start = GPFL().init_server(task, Rounds(GPFL(), task, 3, plan=EAGER).key)["C"]["weight"][3]
+    start = GPFL().init_server(task, SingleRun(GPFL(), task, 3, plan=EAGER).key)["C"]["weight"][3]
     free = play(GPFL(mu=0.0), task, rounds=1)[0].server["C"]["weight"][3]
     assert float((free - start).norm()) > 1e-4
     decayed = play(GPFL(mu=0.1), task, rounds=1)[0].server["C"]["weight"][3]
@@ -642,9 +641,9 @@ def test_a_step_passes_through_the_body_once():
 
     data = make_federation((10,))
     task = Task(data, Network(lambda: Counted(norm=True), "head", data.x[:2], data.dtype), lr=0.1)
-    run = Rounds(GPFL(), task, 0, "reference")
+    run = SingleRun(GPFL(), task, 0, "reference")
     calls.clear()
-    run.executor.train(run._cohort(np.array([0]), 0), ())
+    run.executor.train(run.cohort(np.array([0]), 0), ())
     assert calls == [10]
 
 

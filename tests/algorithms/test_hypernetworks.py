@@ -4,26 +4,26 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import RAGGED, SmallNet, make_task, method
+from helpers import RAGGED, SingleRun, SmallNet, make_task, method
 from sentences import user_error
 from torch import nn
 
 from fedloom.algorithms import pfedhn
 from fedloom.algorithms.parts import hypernetwork
-from fedloom.core.contract import Phase
+from fedloom.core.federation import Federation
+from fedloom.core.algorithm import Phase
 from fedloom.core.keys import root
 from fedloom.core.tree import leaves
-from fedloom.engines import schedule
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
-from fedloom.experiment import check
+from fedloom.engine import batching as schedule
+from fedloom.engine.planning.plan import Plan
+from fedloom.studies.build import check
 
 PLAN = Plan("stacked", "eager", chunk=len(RAGGED))
 SMALL = {"hidden": 1, "embedding": 3}
 
 
 def play(alg, task, rounds=2, seed=3):
-    run = Rounds(alg, task, seed, plan=PLAN)
+    run = SingleRun(alg, task, seed, plan=PLAN)
     for _ in range(rounds):
         run.advance(evaluate=False)
     return run
@@ -45,11 +45,11 @@ def test_the_number_of_parameters():
 
 def test_the_embedding_grows_with_the_clients():
     task = make_task(RAGGED)
-    assert Rounds(method("pfedhn"), task, 0, plan=PLAN).server["v"].shape == (12, 4)  # 1 + 12 / 4
+    assert SingleRun(method("pfedhn"), task, 0, plan=PLAN).server["v"].shape == (12, 4)  # 1 + 12 / 4
 
 
 def test_a_hypernetwork_that_does_not_fit_is_refused_with_its_size(monkeypatch):
-    monkeypatch.setattr(pfedhn, "free_memory", lambda device: 2 << 20)
+    monkeypatch.setattr(Federation, "available_memory", lambda data: 2 << 20)
     task = make_task(RAGGED)
     with user_error("parameters", "GB", "hn_rank"):
         check(method("plgu-ghn"), task)
@@ -58,7 +58,7 @@ def test_a_hypernetwork_that_does_not_fit_is_refused_with_its_size(monkeypatch):
 
 def test_rows_of_embeddings_give_rows_of_models():
     task = make_task(RAGGED)
-    run = Rounds(method("pfedhn", **SMALL), task, 0, plan=PLAN)
+    run = SingleRun(method("pfedhn", **SMALL), task, 0, plan=PLAN)
     shapes = {k: v.shape for k, v in task.init(0).items()}
     both = hypernetwork.generate(run.server["phi"], run.server["v"][:2], shapes)
     one = hypernetwork.generate(run.server["phi"], run.server["v"][1:2], shapes)
@@ -72,7 +72,7 @@ def test_gradients_are_those_of_finite_differences_at_the_perturbed_point(rank):
     with eps = rho * g / ||g|| and g the derivative at phi itself; checked along random directions."""
     task = make_task((5, 9, 4))
     alg = method("plgu-ghn", rho=0.3, hn_rank=rank, **SMALL)
-    server = Rounds(alg, task, 0, plan=PLAN).server
+    server = SingleRun(alg, task, 0, plan=PLAN).server
     shapes = {k: v.shape for k, v in task.init(0).items()}
     draw = torch.Generator().manual_seed(1)
     delta = {k: torch.randn(3, *s, generator=draw, dtype=torch.float64) for k, s in shapes.items()}
@@ -121,8 +121,8 @@ def test_clients_that_do_not_move_leave_only_decay():
     """Delta = 0: the first step is m = decay * x, x - lr * decay * x."""
     task = make_task((5, 9, 4))
     alg = method("plgu-ghn", **SMALL)
-    run = Rounds(alg, task, 0, plan=PLAN)
-    cohort = run._cohort(np.arange(3), 0)
+    run = SingleRun(alg, task, 0, plan=PLAN)
+    cohort = run.cohort(np.arange(3), 0)
     still = {"delta": {k: torch.zeros_like(v) for k, v in cohort.parts["w"].items()}}
     after = alg.aggregate(task, run.server, still, cohort.info, 0, 0)
     assert_near(after["phi"], {k: v * (1 - 0.01 * 1e-3) for k, v in run.server["phi"].items()})
@@ -131,7 +131,7 @@ def test_clients_that_do_not_move_leave_only_decay():
 
 def test_only_clients_of_the_round_get_new_embeddings():
     task = make_task(RAGGED, participation=3)
-    run = Rounds(method("pfedhn"), task, 0, plan=PLAN)
+    run = SingleRun(method("pfedhn"), task, 0, plan=PLAN)
     before = run.server["v"].clone()
     done = run.advance(evaluate=False)
     moved = (run.server["v"] != before).any(1)
@@ -148,7 +148,7 @@ def test_what_travels_is_a_model_each_way():
     task = make_task(RAGGED)
     model = sum(v.numel() * v.element_size() for v in task.init(0).values())
     for name in ("pfedhn", "plgu-ghn"):
-        done = Rounds(method(name), task, 0, plan=PLAN).advance(evaluate=False)
+        done = SingleRun(method(name), task, 0, plan=PLAN).advance(evaluate=False)
         assert done.bytes_down == done.bytes_up == 12 * model
 
 
@@ -180,7 +180,7 @@ def test_pfedhn_against_plain_pytorch():
     embedding has its own, which steps when its client took part."""
     sizes = (7, 25, 13)
     task = make_task(sizes, epochs=2)
-    run = Rounds(method("pfedhn", **SMALL), task, 3, plan=PLAN)
+    run = SingleRun(method("pfedhn", **SMALL), task, 3, plan=PLAN)
     shapes = {k: v.shape for k, v in task.init(root(3, "init")).items()}
     hyper = Hyper(3, 3, 1, shapes).double()
     with torch.no_grad():

@@ -9,10 +9,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import SmallNet, make_task, method
+from helpers import SingleRun, SmallNet, make_task, method
 
 from fedloom.core.keys import root
-from fedloom.engines.rounds import Rounds
 
 SIZES = (3, 17, 8, 11)
 ROUNDS, EPOCHS, LR, MOMENTUM, DECAY, SEED = 3, 2, 0.3, 0.5, 0.01, 5
@@ -59,7 +58,7 @@ class Hand:
 def played(name, **settings):
     momentum = 0.0 if name == "scaffold" else MOMENTUM
     task = make_task(SIZES, lr=LR, batch_size=max(SIZES), epochs=EPOCHS, momentum=momentum, weight_decay=DECAY)
-    run = Rounds(method(name, **settings), task, SEED, "reference")
+    run = SingleRun(method(name, **settings), task, SEED, "reference")
     for _ in range(ROUNDS):
         run.advance(evaluate=False)
     return run, Hand(task, momentum)

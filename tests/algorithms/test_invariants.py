@@ -5,22 +5,21 @@ import random
 import numpy as np
 import pytest
 import torch
-from helpers import RAGGED, SmallNet, make_federation, make_task, method, methods
+from helpers import RAGGED, SingleRun, SmallNet, make_federation, make_task, method, methods
 
 from fedloom.core.errors import UserError
-from fedloom.core.network import Network
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
-from fedloom.experiment import check
+from fedloom.engine.planning.plan import Plan
 from fedloom.models.zoo import MODELS
+from fedloom.nn.network import Network
+from fedloom.studies.build import check
 
 PLAN = Plan("stacked", "eager", chunk=len(RAGGED))
 
 
 def play(alg, task, rounds=3, seed=3, evaluate=False):
-    run = Rounds(alg, task, seed, plan=PLAN)
+    run = SingleRun(alg, task, seed, plan=PLAN)
     records = [run.advance(evaluate=evaluate) for _ in range(rounds)]
     return run, records
 
@@ -56,8 +55,8 @@ def test_fedavg_ft_on_the_head_leaves_the_body():
 
 
 def _batches(task):
-    from fedloom.core.contract import Phase
-    from fedloom.engines import schedule
+    from fedloom.core.algorithm import Phase
+    from fedloom.engine import batching as schedule
 
     return schedule.build(task, Phase(lambda *a: None), 0, np.array([1]), 0, np.array([1])).batches(task, 0)
 
@@ -147,7 +146,7 @@ def test_a_client_that_is_not_sampled_keeps_its_state(name):
     if not alg.partial:
         pytest.skip(f"{name} needs all clients in every round")
     task = make_task([max(n, alg.min_samples(make_task(RAGGED))) for n in RAGGED], data={"server": 20})
-    run = Rounds(alg, task, 0, plan=PLAN)
+    run = SingleRun(alg, task, 0, plan=PLAN)
     run.advance(evaluate=False, cohort=np.array([0, 1, 2]))
     before = [v.clone() for v in leaves(run.store.everyone())]
     run.advance(evaluate=False, cohort=np.array([1, 4]))
@@ -159,7 +158,7 @@ def test_a_client_that_is_not_sampled_keeps_its_state(name):
 def test_a_client_that_never_trained_is_served_by_the_global_model():
     """Ditto's personal model is a copy of its own, so until it exists the global one serves."""
     task = make_task(RAGGED)
-    run = Rounds(method("ditto"), task, 0, plan=PLAN)
+    run = SingleRun(method("ditto"), task, 0, plan=PLAN)
     scores = run.advance(cohort=np.array([1, 4])).scores
     fresh = [i for i in range(len(RAGGED)) if i not in (1, 4)]
     np.testing.assert_allclose(scores["pre"]["test"][fresh], scores["global"]["test"][fresh])
@@ -169,7 +168,7 @@ def test_a_client_that_never_trained_is_served_by_the_global_model():
 
 def test_a_late_first_participation_starts_from_the_initial_head_and_the_newest_body():
     task = make_task(RAGGED)
-    run = Rounds(method("fedper"), task, 0, plan=PLAN)
+    run = SingleRun(method("fedper"), task, 0, plan=PLAN)
     for _ in range(3):
         run.advance(evaluate=False, cohort=np.array([1, 4]))
     own = {k: v[0] for k, v in run.store.everyone()["own"]["h"].items()}
@@ -179,7 +178,7 @@ def test_a_late_first_participation_starts_from_the_initial_head_and_the_newest_
 
 def test_post_scores_stay_those_of_the_last_participation():
     task = make_task(RAGGED)
-    run = Rounds(method("fedavg"), task, 0, plan=PLAN)
+    run = SingleRun(method("fedavg"), task, 0, plan=PLAN)
     first = run.advance(cohort=np.array([0, 1])).scores["post"]["test"]
     second = run.advance(cohort=np.array([2, 3])).scores["post"]["test"]
     np.testing.assert_array_equal(first[:2], second[:2])
@@ -262,7 +261,7 @@ def test_running_statistics_stay_with_their_client_and_are_averaged_for_the_serv
     assert not torch.allclose(means[0], means[1])
     weights = torch.tensor([8, 20, 30], dtype=torch.float64) / 58
     expected = (weights[:, None] * means).sum(0)
-    torch.testing.assert_close(run.server_stats["w"]["norm.running_mean"], expected)
+    torch.testing.assert_close(run.stats["w"]["norm.running_mean"], expected)
     assert records[-1].server is not None
     assert set(run.server) == {"w"}
     assert not any("running" in k for k in run.server["w"])
@@ -271,7 +270,7 @@ def test_running_statistics_stay_with_their_client_and_are_averaged_for_the_serv
 def test_scaffolds_server_variate_counts_clients_that_are_not_sampled():
     """c = c + (1/N) sum over the cohort of Delta c_i, with N = 4 also when two take part."""
     task = make_task((12, 20, 7, 15))
-    run = Rounds(method("scaffold"), task, 0, plan=PLAN)
+    run = SingleRun(method("scaffold"), task, 0, plan=PLAN)
     run.advance(evaluate=False, cohort=np.array([1, 3]))
     own = run.store.everyone()["own"]["c"]
     for name, c in run.server["c"].items():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ALONE, RAGGED, SmallNet, assert_same, make_federation, make_task, method, play
+from helpers import ALONE, RAGGED, SingleRun, SmallNet, assert_same, make_federation, make_task, method, play
 from sentences import user_error
 
 import fedloom
@@ -23,18 +23,17 @@ from fedloom.algorithms.parts import adam
 from fedloom.algorithms.parts.holdout import divided
 from fedloom.algorithms.parts.measuring import smallest, tally, tally_each
 from fedloom.algorithms.parts.picking import pick
-from fedloom.config import configure
+from fedloom.config.resolve import configure
+from fedloom.core.algorithm import Batch, Draw, Info, Phase
 from fedloom.core.autodiff import vmap
-from fedloom.core.contract import Batch, Draw, Info, Phase
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.keys import fold, root
-from fedloom.core.network import Network
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves, size_bytes, take, tree_map, uniform_mean
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
-from fedloom.experiment import check
+from fedloom.engine.planning.plan import Plan
 from fedloom.models.zoo import MODELS
+from fedloom.nn.network import Network
+from fedloom.studies.build import check
 
 SIZES = (3, 17, 8, 11)
 CLIENTS = range(len(SIZES))
@@ -258,7 +257,7 @@ def test_hypcluster_in_plain_pytorch():
     task = whole_batches()
     for i in (1, 2):
         task.data.y[train_rows(task, i)] = (task.data.y[train_rows(task, i)] + 1) % 4
-    run, hand = Rounds(method("hypcluster", Kc=3), task, SEED, "reference"), Hand(task)
+    run, hand = SingleRun(method("hypcluster", Kc=3), task, SEED, "reference"), Hand(task)
     models = [{k: v.clone() for k, v in take(run.server["models"], j).items()} for j in range(3)]
     assert same(models[0], hand.initial)
     chosen = []
@@ -301,7 +300,7 @@ def test_a_client_of_hypcluster_that_diverges_takes_only_its_own_model_with_it()
     server = alg.aggregate(None, {"models": {"p": tensor(9, 9)}}, up, info, 0, 0)
     assert server["models"]["p"][1] == 6.5
     task = make_task(SIZES)
-    run = Rounds(alg, task, 0, plan=EAGER)
+    run = SingleRun(alg, task, 0, plan=EAGER)
     run.server["models"]["head.bias"][0] = math.nan
     assert run.advance(evaluate=False).reports["cluster"].tolist() == [1] * len(SIZES)
 
@@ -312,7 +311,7 @@ def test_hypcluster_looks_at_all_samples_of_a_client():
     data = make_federation((150, 20))
     task = make_task((), federation=data)
     alg = method("hypcluster")
-    run = Rounds(alg, task, 0, plan=EAGER)
+    run = SingleRun(alg, task, 0, plan=EAGER)
     rows, net = train_rows(task, 0), SmallNet().double()
     for j, bias in ((0, 20.0), (1, -20.0)):  # models that say class 0, or anything else
         run.server["models"]["head.weight"][j] = 0
@@ -446,7 +445,7 @@ def mapper_by_hand(hand, task, i, w, theta, lambdas):
 @pytest.mark.parametrize("lambdas", [(0.25, 0.5, 0.75), (0.9, 0.1)])
 def test_mapper_in_plain_pytorch(lambdas):
     task = whole_batches()
-    run, hand = Rounds(method("mapper", lambdas=lambdas), task, SEED, "reference"), Hand(task)
+    run, hand = SingleRun(method("mapper", lambdas=lambdas), task, SEED, "reference"), Hand(task)
     w, thetas = hand.initial, [hand.initial] * len(SIZES)
     test, picked = task.data.splits["test"], set()
     for _ in range(3):
@@ -482,7 +481,7 @@ def test_mappers_candidates_all_start_from_the_stored_model():
 
 def test_a_client_of_mapper_that_never_trained_is_served_by_the_global_model_and_starts_from_the_first():
     task = whole_batches()
-    run, hand = Rounds(method("mapper"), task, SEED, plan=EAGER), Hand(task)
+    run, hand = SingleRun(method("mapper"), task, SEED, plan=EAGER), Hand(task)
     for _ in range(2):
         scores = run.advance(cohort=np.array([1, 3])).scores
     np.testing.assert_allclose(scores["pre"]["test"][[0, 2]], scores["global"]["test"][[0, 2]])
@@ -619,7 +618,7 @@ def test_the_policy_turns_to_the_layers_that_fit(good):
     )
     theta, w = (trained, noise) if good == "local" else (noise, trained)
     alg = method("partialfed", policy_epochs=5, warmup=0.0)
-    learning = Rounds(alg, task, 0, plan=EAGER)
+    learning = SingleRun(alg, task, 0, plan=EAGER)
     learning.advance(evaluate=False)  # from now on nobody is new
     kept = learning.store.everyone()
     fresh = {
@@ -634,7 +633,7 @@ def test_the_policy_turns_to_the_layers_that_fit(good):
 
 def test_partialfed_starts_a_new_client_from_the_global_model_whenever_it_comes():
     task = whole_batches()
-    run, hand = Rounds(method("partialfed", warmup=0.0, policy_lr=0.5), task, SEED, plan=EAGER), Hand(task)
+    run, hand = SingleRun(method("partialfed", warmup=0.0, policy_lr=0.5), task, SEED, plan=EAGER), Hand(task)
     for _ in range(3):
         scores = run.advance(cohort=np.array([1, 3])).scores
     assert (own(run, "pi")[[1, 3]] != 0).all()
@@ -649,7 +648,7 @@ def test_partialfed_starts_a_new_client_from_the_global_model_whenever_it_comes(
 def test_partialfeds_rounds_in_plain_pytorch_given_the_policies():
     """Whatever layers the policies chose: loading, training, averaging all layers, and the models that are scored."""
     task = whole_batches()
-    run, hand = Rounds(method("partialfed", warmup=0.0, policy_lr=0.3), task, SEED, "reference"), Hand(task)
+    run, hand = SingleRun(method("partialfed", warmup=0.0, policy_lr=0.3), task, SEED, "reference"), Hand(task)
     w, thetas, kinds = hand.initial, [hand.initial] * len(SIZES), set()
     test = task.data.splits["test"]
 
@@ -828,7 +827,7 @@ def test_fedfomo_without_models_is_local_on_its_part(settings):
 def test_fedfomo_in_plain_pytorch():
     """Four clients, so all others are sent: no choice, all of the rest."""
     task = whole_batches()
-    run, hand = Rounds(method("fedfomo"), task, SEED, "reference"), Hand(task)
+    run, hand = SingleRun(method("fedfomo"), task, SEED, "reference"), Hand(task)
     n = len(SIZES)
     thetas, P, moved = [hand.initial] * n, np.eye(n), 0
     rows = []
@@ -881,7 +880,7 @@ def test_nothing_is_sent_down_in_the_first_round_and_m_models_from_then_on():
 def test_a_client_is_sent_the_last_models_of_those_that_have_uploaded():
     """Clients 1 and 3 have: a newcomer is sent two models, client 1 one, and both as they were uploaded last."""
     task, alg = make_task(SIZES), method("fedfomo")
-    run = Rounds(alg, task, 0, plan=EAGER)
+    run = SingleRun(alg, task, 0, plan=EAGER)
     for cohort in ([1, 3], [3]):
         run.advance(evaluate=False, cohort=np.array(cohort))
     assert run.server["known"].tolist() == [False, True, False, True]
@@ -903,7 +902,7 @@ def test_a_client_is_sent_the_last_models_of_those_that_have_uploaded():
 
 def test_affinities_add_up_over_rounds():
     task = make_task(RAGGED)
-    run = Rounds(method("fedfomo", M=3), task, 0, plan=EAGER)
+    run = SingleRun(method("fedfomo", M=3), task, 0, plan=EAGER)
     P = np.eye(len(RAGGED))
     for t in range(4):
         who, there = run.alg.choose(task, run.server, torch.arange(len(RAGGED)), t, run.key)
@@ -1041,7 +1040,7 @@ def test_dap_fl_in_plain_pytorch_given_the_actions(compat):
     """State, training, reward and average, in rounds in which agents learn (from the third on); the transitions that
     they remember are (s(t-1), a(t-1), r(t-1), s(t))."""
     alg, task = method("dap-fl", local_clip=0.3, compat=compat, **EAGER_AGENTS), whole_batches()
-    run, hand = Rounds(alg, task, SEED, "reference"), Hand(task)
+    run, hand = SingleRun(alg, task, SEED, "reference"), Hand(task)
     w, states, rewards, test = hand.initial, [], [], task.data.splits["test"]
     measured = []
     for t in range(6):
@@ -1082,7 +1081,7 @@ def test_dap_fl_in_plain_pytorch_given_the_actions(compat):
 def test_dap_fl_counts_from_one_participation_to_the_next():
     """Client 2 takes part in rounds 0 and 3: its one transition spans them, and its reward compares their models."""
     task = whole_batches()
-    run, hand = Rounds(method("dap-fl", ep_max=2), task, SEED, plan=EAGER), Hand(task)
+    run, hand = SingleRun(method("dap-fl", ep_max=2), task, SEED, plan=EAGER), Hand(task)
     before = hand.measure(hand.initial, train_rows(task, 2))
     for cohort in ([0, 2], [0, 1], [1, 3]):
         run.advance(evaluate=False, cohort=np.array(cohort))

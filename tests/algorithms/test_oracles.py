@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from helpers import method
 
-from fedloom.core.contract import Info
+from fedloom.core.algorithm import Info
 from fedloom.core.task import Task
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ALONE, RAGGED, SmallNet, assert_same, make_federation, make_task, method, play
+from helpers import ALONE, RAGGED, SingleRun, SmallNet, assert_same, make_federation, make_task, method, play
 from kills import SAME
 from sentences import user_error
 
@@ -18,10 +18,9 @@ from fedloom.algorithms.page import PAGE
 from fedloom.algorithms.parts import server_data
 from fedloom.core.keys import root
 from fedloom.core.tree import leaves, size_bytes, take, tree_map, uniform_mean
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
-from fedloom.experiment import check
+from fedloom.engine.planning.plan import Plan
 from fedloom.runs.checkpoints import Checkpoints
+from fedloom.studies.build import check
 
 SIZES = (3, 17, 8, 11)
 STACKED = Plan("stacked", "eager", chunk=len(RAGGED))
@@ -93,9 +92,10 @@ def test_equilibrium_is_when_neither_mean_has_risen_by_a_tenth_of_a_point():
     def rests(global_, local, every=1):
         last = every * len(global_)
         rounds = range(every, last + 1, every)
-        return alg.equilibrium(
-            [{"round": t, "acc_global": g, "post_acc_mean": p} for t, g, p in zip(rounds, global_, local, strict=True)]
-        )
+        scores = zip(rounds, global_, local, strict=True)
+        return alg.report_round([{"round": t, "acc_global": g, "post_acc_mean": p} for t, g, p in scores])[
+            "equilibrium"
+        ]
 
     flat = [50.0] * 30
     assert rests(flat, flat)
@@ -177,7 +177,7 @@ def test_a_round_is_the_paper_in_plain_pytorch(signal, reward):
         "page", client_signal=signal, server_reward=reward, local_clip=0.3, c_w=2.0, s_w=3.0, R_max=1.5, **EAGER_AGENTS
     )
     task = page_task(batch_size=max(SIZES), momentum=0.5, weight_decay=0.01)
-    run, hand = Rounds(alg, task, 5, "reference"), Hand(task, 5, alg)
+    run, hand = SingleRun(alg, task, 5, "reference"), Hand(task, 5, alg)
     rows, d_cs = task.data.splits[signal], task.data.server
 
     def paid(weight, loss):
@@ -211,7 +211,7 @@ def test_a_round_is_the_paper_in_plain_pytorch(signal, reward):
 def test_agents_remember_the_transitions_of_the_specification():
     """(s(t-1), a(t-1), r(t-1), s(t)): of a client what it reports, of the server its states and rewards."""
     alg, task = method("page", **EAGER_AGENTS), page_task()
-    run = Rounds(alg, task, 1, plan=STACKED)
+    run = SingleRun(alg, task, 1, plan=STACKED)
     records, seen = [], []
     for _ in range(5):
         records.append(run.advance(evaluate=False))
@@ -292,12 +292,15 @@ def test_agents_are_sent_nowhere(reward, extra):
 
 def test_a_memory_takes_no_more_room_than_a_run_needs():
     task = page_task(rounds=6)
-    assert own(Rounds(method("page"), task, 0, plan=STACKED))["agent"]["replay"]["r"].shape == (len(SIZES), 6)
-    assert own(Rounds(method("page", replay=4), task, 0, plan=STACKED))["agent"]["replay"]["r"].shape == (len(SIZES), 4)
+    assert own(SingleRun(method("page"), task, 0, plan=STACKED))["agent"]["replay"]["r"].shape == (len(SIZES), 6)
+    assert own(SingleRun(method("page", replay=4), task, 0, plan=STACKED))["agent"]["replay"]["r"].shape == (
+        len(SIZES),
+        4,
+    )
 
 
 def test_clients_start_with_agents_of_their_own():
-    agents = own(Rounds(method("page"), page_task(), 0, plan=STACKED))["agent"]
+    agents = own(SingleRun(method("page"), page_task(), 0, plan=STACKED))["agent"]
     first = agents["nets"]["actor"]
     assert len({tuple(v.flatten().tolist()) for v in first}) == len(SIZES)
 
@@ -325,7 +328,7 @@ def test_agents_that_learn_do_the_same_stacked_and_one_by_one(variant):
 
 def test_agents_that_learn_go_on_from_a_checkpoint_to_the_bit(tmp_path):
     alg, task = method("page", **EAGER_AGENTS), page_task()
-    whole, first, second = (Rounds(alg, task, 3, plan=STACKED) for _ in range(3))
+    whole, first, second = (SingleRun(alg, task, 3, plan=STACKED) for _ in range(3))
     for _ in range(4):
         whole.advance()
         first.advance()
@@ -370,7 +373,7 @@ def test_dcs_holdout_divides_what_steers_from_what_tests():
 
 def test_judging_in_blocks_gives_the_whole(monkeypatch):
     task = page_task(server=30)
-    models = own(Rounds(method("local"), task, 0, plan=STACKED))["theta"]
+    models = own(SingleRun(method("local"), task, 0, plan=STACKED))["theta"]
     models = {k: v * torch.arange(4).view(-1, *[1] * (v.dim() - 1)) for k, v in models.items()}  # the first ties
     expected = [Hand(task, 0, None).measure(take(models, i), task.data.server) for i in range(4)]
     for samples, rows in ((512, 4096), (7, 15), (30, 1)):
@@ -439,7 +442,7 @@ def test_if_all_diverge_the_model_is_kept():
 def test_a_reply_that_is_missing_is_left_out_and_its_state_kept():
     """In a federation; a simulation refuses partial participation."""
     alg, task = method("page", **EAGER_AGENTS), page_task()
-    run = Rounds(alg, task, 0, plan=STACKED)
+    run = SingleRun(alg, task, 0, plan=STACKED)
     run.advance(evaluate=False)
     before = run.server["s"].clone()
     done = run.advance(evaluate=False, cohort=np.array([0, 1, 3]))

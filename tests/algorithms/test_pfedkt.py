@@ -9,16 +9,26 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ALONE, RAGGED, SmallNet, assert_same, make_federation, make_task, method, play, token_task
+from helpers import (
+    ALONE,
+    RAGGED,
+    SingleRun,
+    SmallNet,
+    assert_same,
+    make_federation,
+    make_task,
+    method,
+    play,
+    token_task,
+)
 from sentences import user_error
 from torch import nn
 
 from fedloom.algorithms.parts import dense
 from fedloom.algorithms.parts.distances import DISTANCES, batch_mean, contrast, cos, cosine, kl, l2, mse
-from fedloom.core.contract import Batch
+from fedloom.core.algorithm import Batch
 from fedloom.core.tree import leaves, take
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
+from fedloom.engine.planning.plan import Plan
 
 EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
 
@@ -238,7 +248,7 @@ def torch_network(varphi):
 
 def test_hypernetworks_begin_as_torch_would_and_differ_while_embeddings_agree():
     """Uniform within 1/sqrt(inputs): variance 1/(3 inputs)."""
-    run = Rounds(method("pfedkt", train_emb=True), three_chunks(), 0, plan=EAGER)
+    run = SingleRun(method("pfedkt", train_emb=True), three_chunks(), 0, plan=EAGER)
     varphi = run.store.everyone()["own"]["varphi"]
     for name, inputs in (("fc1", 13), ("fc2", 100), ("fc3", 100)):
         for kind in ("weight", "bias"):
@@ -248,16 +258,16 @@ def test_hypernetworks_begin_as_torch_would_and_differ_while_embeddings_agree():
             assert not torch.equal(values[0], values[1])
     assert not torch.equal(varphi["fc2.bias"][0], varphi["fc3.bias"][0][:100])
     assert torch.equal(varphi["E"][0], varphi["E"][1])
-    fixed = Rounds(method("pfedkt"), three_chunks(), 0, plan=EAGER).constants["E"]
+    fixed = SingleRun(method("pfedkt"), three_chunks(), 0, plan=EAGER).constants["E"]
     assert torch.equal(fixed, varphi["E"][0])
-    assert not torch.equal(fixed, Rounds(method("pfedkt"), three_chunks(), 1, plan=EAGER).constants["E"])
+    assert not torch.equal(fixed, SingleRun(method("pfedkt"), three_chunks(), 1, plan=EAGER).constants["E"])
 
 
 # -- identities -----------------------------------------------------------------------------------------------------
 
 
 def advanced(alg, task, rounds=3, evaluate=False, between=None):
-    run = Rounds(alg, task, 3, plan=EAGER)
+    run = SingleRun(alg, task, 3, plan=EAGER)
     records = []
     for _ in range(rounds):
         records.append(run.advance(evaluate=evaluate))
@@ -318,7 +328,7 @@ def test_without_its_weight_the_global_model_does_not_matter(mu, matters):
 @pytest.mark.parametrize("eta_hn", [0.0, 0.005])
 def test_a_hypernetwork_without_steps_generates_the_same_model_in_every_round(eta_hn):
     task, alg = make_task(RAGGED), method("pfedkt", eta_hn=eta_hn)
-    run = Rounds(alg, task, 3, plan=EAGER)
+    run = SingleRun(alg, task, 3, plan=EAGER)
     begun = run.store.everyone()["own"]["varphi"]
     made = torch.func.vmap(lambda varphi: alg.generate(task, varphi, run.constants))
     for _ in range(3):
@@ -362,7 +372,7 @@ def test_frozen_models_keep_the_statistics_of_the_start_of_the_round():
 
 
 def test_a_client_that_never_trained_is_served_by_the_global_model():
-    run = Rounds(method("pfedkt"), make_task(RAGGED, norm=True), 0, plan=EAGER)
+    run = SingleRun(method("pfedkt"), make_task(RAGGED, norm=True), 0, plan=EAGER)
     run.advance(cohort=np.array([1, 4]))
     scores = run.advance(cohort=np.array([1, 7])).scores
     fresh = [i for i in range(len(RAGGED)) if i not in (1, 4, 7)]
@@ -385,16 +395,15 @@ def test_moons_loss_needs_the_cosine():
     method("pfedkt", loss="moon", distance="cos").check(make_task(SIZES))
 
 
-def test_a_hypernetwork_too_large_for_memory_is_refused(monkeypatch):
+def test_a_hypernetwork_too_large_for_memory_is_refused():
     """50 * 172,363,758 float32 values, each drawn from three 64-bit words: 28 bytes each, 241.3 GB."""
     task, _ = sized(10)
-    task.clients, task.dtype, task.data = 50, torch.float32, SimpleNamespace(device=torch.device("cpu"))
-    monkeypatch.setattr(dense, "free_memory", lambda device: 64 * 10**9)
+    task.clients, task.dtype, task.data = 50, torch.float32, SimpleNamespace(available_memory=lambda: 64 * 10**9)
     with user_error("172,363,758 parameters (0.7 GB)", "50 clients takes 241.3 GB", "64.0 GB are free", "hn=small"):
         method("pfedkt", hn="large").check(task)
     for settings in ({}, {"hn": "large", "case": "C"}):
         method("pfedkt", **settings).check(task)
-    monkeypatch.setattr(dense, "free_memory", lambda device: 242 * 10**9)
+    task.data.available_memory = lambda: 242 * 10**9
     method("pfedkt", hn="large").check(task)
 
 
@@ -552,7 +561,7 @@ def test_a_second_implementation(variant, norm):
     task = make_task(
         SIZES, norm=norm, federation=make_federation(SIZES, dim=100), lr=LR, batch_size=max(SIZES), epochs=EPOCHS
     )
-    run = Rounds(method("pfedkt", **settings), task, SEED, plan=ALONE)
+    run = SingleRun(method("pfedkt", **settings), task, SEED, plan=ALONE)
     net = SmallNet(100, 8, 4, norm=norm).double()
     net.load_state_dict({**net.state_dict(), **run.server["w"]})
     begun = run.store.everyone()["own"].get("varphi")

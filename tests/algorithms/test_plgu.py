@@ -6,25 +6,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import RAGGED, SmallNet, make_task, method
+from helpers import RAGGED, SingleRun, SmallNet, make_task, method
 from sentences import user_error
 from torch import nn
 
 from fedloom.algorithms.parts.lwsam import by_name, distances, largest, perturbation, scores
-from fedloom.config import configure
-from fedloom.core.contract import Phase
-from fedloom.core.network import Network
+from fedloom.config.resolve import configure
+from fedloom.core.algorithm import Phase
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves
-from fedloom.engines import schedule
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
+from fedloom.engine import batching as schedule
+from fedloom.engine.planning.plan import Plan
+from fedloom.nn.network import Network
 
 PLAN = Plan("stacked", "eager", chunk=len(RAGGED))
 
 
 def play(alg, task, rounds=3):
-    run = Rounds(alg, task, 3, plan=PLAN)
+    run = SingleRun(alg, task, 3, plan=PLAN)
     for _ in range(rounds):
         run.advance(evaluate=False)
     return run
@@ -107,13 +106,13 @@ def test_without_radius_the_global_model_is_fedavgs_with_a_plain_average_whateve
 def test_without_radius_and_personal_layers_both_models_of_a_client_are_the_same():
     task = make_task(RAGGED)
     alg = method("plgu-lf", rho=0.0, D=0)
-    run = Rounds(alg, task, 3, plan=PLAN)
+    run = SingleRun(alg, task, 3, plan=PLAN)
     run.advance(evaluate=False)
     before = run.server["w"]
-    cohort = run._cohort(np.arange(len(RAGGED)), run.t)
+    cohort = run.cohort(np.arange(len(RAGGED)), run.t)
     done = run.executor.train(cohort, ())
     ends = {k: before[k] + v for k, v in done.up["delta"].items()}
-    assert_near(done.own["theta"], ends, 1e-12)
+    assert_near(done.client_state["theta"], ends, 1e-12)
 
 
 def test_with_all_layers_personal_a_client_trains_alone():
@@ -142,13 +141,13 @@ def test_perturb_sets_are_what_they_say():
 
 def test_steps_instead_of_epochs():
     task = make_task([35] * 4, epochs=3)
-    run = Rounds(method("plgu-lf", count="steps"), task, 0, plan=PLAN)
+    run = SingleRun(method("plgu-lf", count="steps"), task, 0, plan=PLAN)
     (phase,) = run.alg.phases(task)
     assert schedule.build(task, phase, 0, np.arange(4), 0, np.ones(4, int)).steps.tolist() == [3] * 4
 
 
 def test_layer_scores_are_reported():
-    run = Rounds(method("plgu-lf"), make_task(RAGGED), 0, plan=PLAN)
+    run = SingleRun(method("plgu-lf"), make_task(RAGGED), 0, plan=PLAN)
     first, second = run.advance(), run.advance()
     assert first.reports["xi"].shape == (len(RAGGED), 2)
     np.testing.assert_allclose(first.reports["xi"], 0.5)  # everybody starts from the same model
@@ -181,13 +180,13 @@ def test_grep_without_radius_is_fedrep_that_steps_twice_per_batch():
 
 def test_grep_keeps_the_body_that_it_sent():
     task = make_task(RAGGED)
-    run = Rounds(method("plgu-grep"), task, 0, plan=PLAN)
-    done = run.executor.train(run._cohort(np.arange(len(RAGGED)), 0), ())
-    assert_near(done.own["phi"], done.up["phi"])
+    run = SingleRun(method("plgu-grep"), task, 0, plan=PLAN)
+    done = run.executor.train(run.cohort(np.arange(len(RAGGED)), 0), ())
+    assert_near(done.client_state["phi"], done.up["phi"])
 
 
 def test_grep_scores_are_of_the_body_only_and_reported():
-    run = Rounds(method("plgu-grep"), make_task(RAGGED), 0, plan=PLAN)
+    run = SingleRun(method("plgu-grep"), make_task(RAGGED), 0, plan=PLAN)
     assert run.advance().reports["xi"].shape == (len(RAGGED), 1)  # SmallNet: one layer, and the head
 
 
@@ -202,7 +201,7 @@ def test_grep_needs_a_body_or_leave_to_go_without():
 
     task = make_task(RAGGED)
     task = Task(task.data, Network(One, "head", task.data.x[:2]), lr=0.1, rounds=2)
-    from fedloom.experiment import check
+    from fedloom.studies.build import check
 
     with user_error("single layer", "allow_degenerate"):
         check(method("plgu-grep"), task)

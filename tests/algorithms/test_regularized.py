@@ -10,20 +10,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import RAGGED, SmallNet, assert_same, make_federation, make_task, method, plan_id
+from helpers import RAGGED, SingleRun, SmallNet, assert_same, make_federation, make_task, method, plan_id
 from sentences import user_error
 
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.config import configure
-from fedloom.core.contract import Batch, Draw, Info, Phase
-from fedloom.core.network import Network
+from fedloom.config.resolve import configure
+from fedloom.core.algorithm import Batch, Draw, Info, Phase
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves, tree_map, uniform_mean
-from fedloom.engines import schedule
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
-from fedloom.experiment import check
+from fedloom.engine import batching as schedule
+from fedloom.engine.planning.plan import Plan
 from fedloom.models.zoo import MODELS
+from fedloom.nn.network import Network
+from fedloom.studies.build import check
 
 METHODS = ("fedsam", "feddyn", "fedrecon", "per-fedavg", "pfedme", "lg-fedavg")
 SIZES = (3, 17, 8, 1)
@@ -32,7 +31,7 @@ EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
 
 
 def play(alg, task, rounds=ROUNDS, cohorts=None, evaluate=False):
-    run = Rounds(alg, task, SEED, plan=EAGER)
+    run = SingleRun(alg, task, SEED, plan=EAGER)
     records = [run.advance(evaluate, None if cohorts is None else np.array(cohorts[t])) for t in range(rounds)]
     return run, records
 
@@ -537,7 +536,7 @@ def test_pseudo_clients_start_from_the_servers_running_statistics():
     task = make_task((8, 20), norm=True, data={"server": 12})
     run, records = play(method("fedrecon", recon_epochs=0, pseudo_clients=2), task, evaluate=True)
     net = SmallNet(norm=True).double().eval()
-    net.load_state_dict({**task.init(run.key), **run.server["phi"], **run.server_stats["w"]}, strict=False)
+    net.load_state_dict({**task.init(run.key), **run.server["phi"], **run.stats["w"]}, strict=False)
     rows = task.data.server
     order = np.random.default_rng([0, zlib.crc32(b"partition"), zlib.crc32(b"pseudo-clients")]).permutation(12)
     tested = rows[np.concatenate([order[1:6], order[7:12]])]  # of six each, the first is the support
@@ -659,9 +658,9 @@ def test_pfedmes_personal_model_is_neither_the_global_one_nor_the_initial_one():
 
 def test_where_lr_times_lambda_is_one_pfedme_sends_the_personal_model():
     task = make_task((12, 30, 5), lr=0.1)
-    run = Rounds(method("pfedme", lam=10.0), task, SEED, plan=EAGER)
-    done = run.executor.train(run._cohort(np.arange(3), 0), ())
-    assert_near(done.up["w"], done.own["theta"], 1e-12)
+    run = SingleRun(method("pfedme", lam=10.0), task, SEED, plan=EAGER)
+    done = run.executor.train(run.cohort(np.arange(3), 0), ())
+    assert_near(done.up["w"], done.client_state["theta"], 1e-12)
 
 
 def test_pfedmes_global_model_uses_the_running_statistics_of_the_personal_one():

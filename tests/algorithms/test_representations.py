@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ALONE, RAGGED, SmallNet, assert_same, make_federation, make_task, method, token_task
+from helpers import ALONE, RAGGED, SingleRun, SmallNet, assert_same, make_federation, make_task, method, token_task
 from sentences import user_error
 from torch import nn
 
@@ -21,16 +21,15 @@ from fedloom.algorithms.fedproto import FedProto
 from fedloom.algorithms.fedrod import FedRoD, prior
 from fedloom.algorithms.fml import FML
 from fedloom.algorithms.moon import Moon
-from fedloom.core.contract import ALGORITHMS, Batch, Draw, Info, Slot
+from fedloom.core.algorithm import ALGORITHMS, Batch, Draw, Info, Slot
 from fedloom.core.federation import Federation
-from fedloom.core.network import Network
 from fedloom.core.settings import build
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves, take, tree_map
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
-from fedloom.experiment import check
+from fedloom.engine.planning.plan import Plan
 from fedloom.models.zoo import MODELS
+from fedloom.nn.network import Network
+from fedloom.studies.build import check
 
 EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
 LN3 = math.log(3)
@@ -65,7 +64,7 @@ def logreg_task(sizes=(4, 4), dim=2, classes=2, **settings):
 
 
 def advanced(alg, task, rounds=3, evaluate=False, cohorts=None, plan=EAGER):
-    run = Rounds(alg, task, 3, plan=plan)
+    run = SingleRun(alg, task, 3, plan=plan)
     cohorts = cohorts or [None] * rounds
     return run, [run.advance(evaluate=evaluate, cohort=c if c is None else np.array(c)) for c in cohorts]
 
@@ -207,7 +206,7 @@ def test_fedrod_late_clients_start_from_their_initial_head_and_the_newest_shared
     run, _ = advanced(FedRoD(), task, cohorts=[(1, 4), (1, 4)])
     late = take(run.store.everyone()["own"]["hP"], 0)
     assert same(late, task.head(task.init(run.key)))
-    work = take(run.executor.begin(run._cohort(np.array([0]), run.t)), 0)
+    work = take(run.executor.begin(run.cohort(np.array([0]), run.t)), 0)
     assert same(work["w"].params, run.server["w"])
     assert same(work["hP"].params, late)
 
@@ -375,7 +374,7 @@ def test_fedproto_without_its_term_is_local():
 
 def test_fedproto_has_no_term_in_the_first_round_and_one_later():
     task = make_task(RAGGED)
-    ours, theirs = (Rounds(method(name), task, 3, plan=EAGER) for name in ("fedproto", "local"))
+    ours, theirs = (SingleRun(method(name), task, 3, plan=EAGER) for name in ("fedproto", "local"))
     for agree in (True, False):
         a, b = ours.advance(), theirs.advance()
         assert same(ours.store.everyone()["own"], theirs.store.everyone()["own"], 1e-12) == agree
@@ -496,13 +495,13 @@ def test_fedala_first_participation_starts_from_the_global_model_whenever_it_is(
     assert own["learnt"].nonzero().flatten().tolist() == [1, 4]
     assert all((v[7] == 1).all() for v in own["A"].values())
     assert all((v[1] < 1).any() for v in own["A"].values())
-    work = run.executor.begin(run._cohort(np.array([0]), run.t))
+    work = run.executor.begin(run.cohort(np.array([0]), run.t))
     assert same(take(work["theta"].params, 0), run.server["w"])
 
 
 def settled_after(losses):
     window = [math.nan] * 10 + losses
-    return bool(FedALA().settled({"losses": tensor(window[-10:])}))
+    return bool(FedALA().validated({"losses": tensor(window[-10:])}))
 
 
 def test_fedala_weights_are_learnt_when_ten_losses_hardly_differ():
@@ -572,7 +571,7 @@ def test_fedala_weights_by_a_second_implementation(p, norm):
     keeps. Running statistics do not move while A_i is learnt."""
     sizes, seed, eta = (3, 42, 23), 3, 4.0
     task = make_task(sizes, norm=norm, batch_size=10, lr=0.3)
-    run = Rounds(FedALA(p=p, eta_A=eta), task, seed, plan=EAGER)
+    run = SingleRun(FedALA(p=p, eta_A=eta), task, seed, plan=EAGER)
     scores = run.advance().scores
     before, w = tree_map(torch.clone, run.store.everyone()), run.server["w"]
     run.advance(evaluate=False)
@@ -691,7 +690,7 @@ def test_moon_without_its_term_is_fedavg(proj):
 def test_moon_has_a_constant_term_in_the_first_round_and_one_that_matters_later():
     """OLD_i = w^0: the term is log 2 whatever the features are. A client that comes later has OLD_i = w^0 and w^t."""
     task = make_task(RAGGED)
-    ours, theirs = (Rounds(method(name), task, 3, plan=EAGER) for name in ("moon", "fedavg"))
+    ours, theirs = (SingleRun(method(name), task, 3, plan=EAGER) for name in ("moon", "fedavg"))
     for agree in (True, False):
         ours.advance(evaluate=False, cohort=np.arange(6))
         theirs.advance(evaluate=False, cohort=np.arange(6))
@@ -795,7 +794,7 @@ def test_every_known_position_of_a_sequence_is_a_sample(name, settings):
     known = (y >= 0) & torch.tensor([True, True, False])[:, None]
     info = info_of([1, 1, 1, 1, 1])
     down = alg.init_server(task, 1)
-    own = take(Rounds(alg, task, 2, plan=EAGER).store.everyone()["own"], 0)
+    own = take(SingleRun(alg, task, 2, plan=EAGER).store.everyone()["own"], 0)
     if name == "fedproto":
         down = {"G": tensor(np.random.default_rng(0).normal(size=(5, 6))), "known": torch.arange(5) != 2}
     found = []
@@ -833,7 +832,7 @@ def test_traffic(case):
 
 @pytest.mark.parametrize("name", ["fedphp", "fml"])
 def test_a_client_that_never_trained_is_served_by_the_global_model(name):
-    run = Rounds(method(name), make_task(RAGGED, norm=True), 0, plan=EAGER)
+    run = SingleRun(method(name), make_task(RAGGED, norm=True), 0, plan=EAGER)
     run.advance(cohort=np.array([1, 4]))
     scores = run.advance(cohort=np.array([1, 7])).scores
     known = [1, 4, 7]
@@ -1105,8 +1104,8 @@ class HandALA(Hand):
         losses = []
         while True:
             hat = {**self.w, **{k: theta[k] + (self.w[k] - theta[k]) * A[k] for k in A}}
-            settled = len(losses) >= 10 and np.std(losses[-10:]) < 0.1
-            if len(losses) == (1 if self.times[i] > 1 else 50) or settled:
+            validated = len(losses) >= 10 and np.std(losses[-10:]) < 0.1
+            if len(losses) == (1 if self.times[i] > 1 else 50) or validated:
                 return hat, A
             net, loss = put(copy.deepcopy(self.nets[i]).train(), hat), torch.tensor(math.nan)
             if len(y) > 1 or isinstance(net.norm, nn.Identity):
@@ -1249,7 +1248,7 @@ def test_a_second_implementation(name, settings, norm, clip):
         sizes, norm=norm, lr=LR, momentum=MOMENTUM, weight_decay=DECAY, clip=clip, epochs=EPOCHS, batch_size=max(sizes),
         rounds=len(COHORTS), participation=0.5,
     )  # fmt: skip
-    run = Rounds(method(name, **settings), task, SEED, plan=ALONE)
+    run = SingleRun(method(name, **settings), task, SEED, plan=ALONE)
     net = put(SmallNet(norm=norm).double(), task.init(run.key))
     rows = {split: [task.data.splits[split][i] for i in range(4)] for split in ("train", "test")}
     data = {split: [(task.data.x[r], task.data.y[r]) for r in found] for split, found in rows.items()}

@@ -12,8 +12,7 @@ import yaml
 
 import fedloom
 from fedloom.cli import main as cli
-from fedloom.core import files
-from fedloom.runs.directory import alone
+from fedloom.storage import files
 
 SMALL = ["--rounds", "2", "--clients", "4", "--plan", "stacked-eager", "--batch-size", "400"]
 
@@ -166,11 +165,11 @@ def test_one_sentence_exit_code_2_and_nothing_written_or_lost(mistake, folder, m
 
 
 def test_a_directory_in_use_is_refused(folder, monkeypatch, capsys):
-    with alone(folder / "stopped"):
+    with exclusive_lock(folder / "stopped"):
         code, _, err = call(monkeypatch, capsys, *RESUME)
     assert code == 2
     assert "stopped is in use by another process" in err
-    with alone(folder / "compared"):
+    with exclusive_lock(folder / "compared"):
         code, _, err = call(monkeypatch, capsys, "compare", "--resume", "compared")
     assert code == 2
     assert "compared is in use by another process" in err

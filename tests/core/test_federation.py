@@ -12,7 +12,7 @@ from fedloom.core.federation import Ragged
 @pytest.mark.parametrize("kept", [True, False], ids=["table", "each time"])
 @pytest.mark.parametrize("data", [make_federation(RAGGED), token_task().data], ids=["classes", "positions"])
 def test_labels_are_counted_per_client_and_class(data, kept, monkeypatch):
-    monkeypatch.setattr(federation, "COUNTS", federation.COUNTS if kept else 0)
+    monkeypatch.setattr(federation, "MAX_CACHED_COUNTS", federation.MAX_CACHED_COUNTS if kept else 0)
     ids = np.array([2, 0, 2])
     found = data.counts(ids)
     for row, i in zip(found, ids, strict=True):
@@ -28,7 +28,7 @@ def test_lists_are_joined_in_the_order_of_the_clients():
 
 def test_pixels_are_normalised_by_channel():
     x = torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8)[:, :, None, None]
-    data = federation.Federation(x, torch.zeros(2), 1, {}, shift=(0.5, 0.2), spread=(0.5, 0.4), dtype=torch.float64)
+    data = federation.Federation(x, torch.zeros(2), 1, {}, mean=(0.5, 0.2), std=(0.5, 0.4), dtype=torch.float64)
     expected = torch.tensor([[-1, 2], [-0.6, 0.5]], dtype=torch.float64)[:, :, None, None]
     torch.testing.assert_close(data.prepare(x), expected)
     assert data.to(torch.device("cpu"), torch.float32).prepare(x).dtype == torch.float32

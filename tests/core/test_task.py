@@ -6,10 +6,10 @@ import pytest
 import torch
 from helpers import make_federation
 
-from fedloom.core.contract import Batch
+from fedloom.core.algorithm import Batch, Output
 from fedloom.core.federation import Federation, Ragged
-from fedloom.core.network import Network, Output
 from fedloom.core.task import Task
+from fedloom.nn.network import Network
 
 
 def score(logits, y, mask, unscored=()):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sentences import user_error
 
+from fedloom.data.dataset import RawDataset
 from fedloom.data.divide import divide, hold_out, split_sizes
 from fedloom.data.partitions import DirichletClass, Iid, KClassEqual, Natural, Pathological
-from fedloom.data.pool import Pool
 
 
 def make_pool(per_class=50, classes=4, test_per_class=0, **rest):
@@ -18,7 +18,7 @@ def make_pool(per_class=50, classes=4, test_per_class=0, **rest):
     n, test = per_class * classes, test_per_class * classes
     y = np.arange(n + test) % classes
     official = np.arange(n, n + test) if test else None
-    return Pool(np.arange(n + test, dtype=np.float32)[:, None], y, classes, official_test=official, **rest)
+    return RawDataset(np.arange(n + test, dtype=np.float32)[:, None], y, classes, official_test=official, **rest)
 
 
 def natural_pool(sizes, **rest):
@@ -299,7 +299,7 @@ def test_feature_shift_is_a_natural_partition_whose_clients_differ_in_x():
     domain, y = np.repeat(np.arange(4), 60), np.tile(np.arange(2), 120)
     x = (10 * domain[:, None] + draw.normal(size=(240, 3))).astype(np.float32)
     lists = tuple(np.flatnonzero(domain == d) for d in range(4))
-    data = hold_out(divide(Pool(x, y, 2, natural=lists), Natural(), 99), 1, seed=1)
+    data = hold_out(divide(RawDataset(x, y, 2, natural=lists), Natural(), 99), 1, seed=1)
     assert (data.clients, data.held_out) == (3, 1)
     seen = []
     for rows in clients_of(data):

@@ -21,7 +21,7 @@ from sentences import user_error
 
 from fedloom.cli import main as cli
 from fedloom.data import fetch
-from fedloom.data.pool import DATASETS, Dataset, Source, locate
+from fedloom.data.dataset import DATASETS, Dataset, Source, locate
 from fedloom.data.sets import (
     agnews,
     amazon,
@@ -627,7 +627,7 @@ def test_a_killed_download_goes_on(site, publish, tmp_path):
         "import os, sys\n"
         "from pathlib import Path\n"
         "from fedloom.data import fetch\n"
-        "from fedloom.data.pool import Source\n"
+        "from fedloom.data.dataset import Source\n"
         "stop = lambda file, done, total: done > 200_000 and os._exit(9)\n"
         "fetch._obtain(Source('file.bin', (sys.argv[1],)), Path(sys.argv[2]), stop)\n"
     )

@@ -12,11 +12,11 @@ from PIL import Image
 from sentences import user_error
 
 import fedloom
-from fedloom.config import configure, describe, resolve
-from fedloom.data.divide import divide, settled
+from fedloom.config.resolve import configure, describe, resolve
+from fedloom.data.divide import divide, validated
 from fedloom.data.partitions import DirichletClass, Natural
 from fedloom.data.sets.own import OwnData
-from fedloom.experiment import make_data
+from fedloom.studies.build import make_data
 
 GOOD = rows()
 
@@ -71,7 +71,7 @@ def test_numbers_are_standardised_by_the_training_samples_alone(tmp_path):
     sex = ["f", "m"] * 4
     made = [("ab"[i // 4], ages[i], sex[i], "xy"[i % 2], parts[i]) for i in range(8)]
     path = write(tmp_path / "data.csv", csv(made, "client,age,sex,label,split"))
-    data = settled(divide(load(path), Natural(), 2, source="separate"))
+    data = validated(divide(load(path), Natural(), 2, source="separate"))
     # client a trains on 10, 20, 30 and b on 40: mean 25, variance (15^2 + 5^2 + 5^2 + 15^2) / 4 = 125
     expected = [(age - 25) / np.sqrt(125) for age in ages]
     np.testing.assert_allclose(data.x[:, 0], expected, rtol=1e-12)
@@ -82,9 +82,9 @@ def test_missing_numbers_become_the_mean_of_the_training_samples(tmp_path):
     made = [("a", "", "x", "train"), ("a", 2, "y", "train"), ("a", 100, "x", "test")]
     made += [("b", 6, "x", "train"), ("b", "NA", "y", "test")]
     path = write(tmp_path / "data.csv", csv(made, "client,age,label,split"))
-    data = settled(divide(load(path, missing="mean", normalise=False), Natural(), 2, source="separate"))
+    data = validated(divide(load(path, missing="mean", normalise=False), Natural(), 2, source="separate"))
     assert data.x[:, 0].tolist() == [4, 2, 100, 6, 4]  # (2 + 6) / 2
-    scaled = settled(divide(load(path, missing="mean"), Natural(), 2, source="separate"))
+    scaled = validated(divide(load(path, missing="mean"), Natural(), 2, source="separate"))
     assert scaled.x[:, 0].tolist() == [0, -1, 48, 1, 0]  # mean 4, spread 2
 
 
@@ -98,7 +98,7 @@ def test_rows_with_missing_values_can_be_left_out(tmp_path):
 
 def test_a_constant_column_stays_finite(tmp_path):
     made = [(row[0], 0.1, row[3]) for row in GOOD]
-    data = settled(divide(load(write(tmp_path / "data.csv", csv(made, "client,age,label"))), Natural(), 3))
+    data = validated(divide(load(write(tmp_path / "data.csv", csv(made, "client,age,label"))), Natural(), 3))
     assert float(data.x.abs().max()) < 1e-12
 
 

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 from sentences import user_error
 
+from fedloom.data.dataset import DATASETS, Dataset, locate
 from fedloom.data.divide import divide
 from fedloom.data.partitions import Iid
-from fedloom.data.pool import DATASETS, Dataset, locate
 from fedloom.data.sets.cifar10 import Cifar10
 from fedloom.data.sets.cifar100 import Cifar100
 from fedloom.data.sets.femnist import Femnist

@@ -15,7 +15,7 @@ from sentences import user_error
 from torch import nn
 
 import fedloom
-from fedloom.config import configure
+from fedloom.config.resolve import configure
 from fedloom.data.divide import divide
 from fedloom.data.partitions import DirichletClass, Iid, Natural
 from fedloom.data.sets.agnews import AgNews

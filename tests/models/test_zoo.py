@@ -12,9 +12,9 @@ from torch import nn
 
 import fedloom
 from fedloom.core.federation import Federation, Ragged
-from fedloom.core.network import _layers
-from fedloom.engines.plan import Plan
+from fedloom.engine.planning.plan import Plan
 from fedloom.models.zoo import MODELS
+from fedloom.nn.network import _layers
 
 # -- as the experiments describe them
 

@@ -230,7 +230,7 @@ def test_size_is_never_in_powers_of_ten(count):
 
 
 def test_all_views_of_a_run_have_a_name():
-    from fedloom.experiment import VIEWS as RECORDED
+    from fedloom.studies.execute import VIEWS as RECORDED
 
     assert set(VIEWS) == set(RECORDED)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import RAGGED, make_federation, make_task, method, methods
+from helpers import RAGGED, SingleRun, make_federation, make_task, method, methods
 from kills import SAME
 from safetensors.torch import load_file
 from sentences import user_error
@@ -21,19 +21,18 @@ from sentences import user_error
 import fedloom
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.core.tree import leaves
-from fedloom.engines.plan import Plan
-from fedloom.engines.rounds import Rounds
-from fedloom.engines.runners import StackedStep
+from fedloom.engine.graph.stacked_step import StackedStep
+from fedloom.engine.planning.plan import Plan
 from fedloom.runs import checkpoints as checkpoints_
 from fedloom.runs.checkpoints import Checkpoints
 from fedloom.runs.interrupt import Stopped
-from fedloom.runs.trees import named
+from fedloom.storage.trees import named
 
 SMALL = {"clients": 5, "plan": "stacked-eager", "checkpoint_every": 1, "batch_size": 100}
 
 
-def everything(run: Rounds) -> list[bytes]:
-    found = [v.numpy().tobytes() for v in leaves((run.server, run.server_stats, run.store.everyone()))]
+def everything(run: SingleRun) -> list[bytes]:
+    found = [v.numpy().tobytes() for v in leaves((run.server, run.stats, run.store.everyone()))]
     return [*found, run.store.trained.tobytes(), *(run.post[split].tobytes() for split in sorted(run.post))]
 
 
@@ -47,7 +46,7 @@ def test_every_method_goes_on_from_a_checkpoint_to_the_bit(name, plan, tmp_path)
     alg = method(name)
     share = 0.5 if alg.partial else 1.0
     task = make_task(RAGGED[:8], norm=True, dropout=0.2, data={"server": 20}, participation=share, **settings)
-    whole, second = (Rounds(alg, task, 3, plan=plan) for _ in range(2))
+    whole, second = (SingleRun(alg, task, 3, plan=plan) for _ in range(2))
     for evaluate in (False, True):
         whole.advance(evaluate)
     Checkpoints(tmp_path).save(whole)
@@ -148,7 +147,7 @@ class Twice(FedAvg):
 
 def test_two_names_for_one_tensor_are_two_tensors_in_a_checkpoint(tmp_path):
     task = make_task(RAGGED)
-    first, second = (Rounds(Twice(), task, 0) for _ in range(2))
+    first, second = (SingleRun(Twice(), task, 0) for _ in range(2))
     first.advance()
     Checkpoints(tmp_path).save(first)
     Checkpoints(tmp_path).restore(second)
@@ -205,7 +204,7 @@ def test_two_checkpoints_are_kept(tmp_path):
 def test_checkpoints_by_time_cost_a_twentieth_of_it(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(checkpoints_.time, "perf_counter", lambda: clock[0])
-    run = Rounds(method("local"), make_task((3, 4)), 0, plan=Plan("per-client"))
+    run = SingleRun(method("local"), make_task((3, 4)), 0, plan=Plan("per-client"))
     saver = Checkpoints(tmp_path)
     clock[0] = 9.9
     assert not saver.due(run)
@@ -220,8 +219,8 @@ def test_checkpoints_by_time_cost_a_twentieth_of_it(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_is_due_when_many_rows_wait_for_it(tmp_path, monkeypatch):
-    run = Rounds(method("local"), make_task((3, 4)), 0, plan=Plan("per-client"))
-    monkeypatch.setattr(run.store, "waiting_bytes", lambda: checkpoints_.WAITING_BYTES + 1)
+    run = SingleRun(method("local"), make_task((3, 4)), 0, plan=Plan("per-client"))
+    monkeypatch.setattr(run.store, "waiting_bytes", lambda: checkpoints_.MAX_WAITING_BYTES + 1)
     assert Checkpoints(tmp_path).due(run)
 
 
@@ -278,11 +277,11 @@ def test_a_method_without_private_state_leaves_an_empty_file(tmp_path):
 
 
 def test_the_configuration_repeats_the_run(tmp_path):
-    from fedloom.config import read_request, resolve
-    from fedloom.experiment import execute
+    from fedloom.config import read_config, resolve
+    from fedloom.studies.execute import execute
 
     fedloom.run("ditto", rounds=2, out=tmp_path / "one", lam=0.3, beta=0.5, **SMALL)
-    execute(resolve(read_request(tmp_path / "one" / "config.yaml")), out=tmp_path / "two")
+    execute(resolve(read_config(tmp_path / "one" / "config.yaml")), out=tmp_path / "two")
     assert_equal(tmp_path / "one", tmp_path / "two")
 
 

@@ -44,11 +44,11 @@ class DapFL(Tuned):
         return {"w": task.init(key)}
 
     def init_client(self, task, key, key_i):
-        own = {"agent": self.client_agent(task).init(fold(key_i, stream("ddpg")), task.dtype)}
-        return {**own, "before": torch.zeros_like(own["agent"]["last"]["s"])} if self.compat else own
+        state = {"agent": self.client_agent(task).init(fold(key_i, stream("ddpg")), task.dtype)}
+        return {**state, "before": torch.zeros_like(state["agent"]["last"]["s"])} if self.compat else state
 
-    def begin(self, task, down, own, info):
-        work = super().begin(task, down, own, info)
+    def begin(self, task, down, state, info):
+        work = super().begin(task, down, state, info)
         return {**work, "s": work["seen"][:2], "r": work["seen"][0]}
 
     def phases(self, task):
@@ -70,7 +70,7 @@ class DapFL(Tuned):
         now = torch.stack([work["s"][0], quality(work["seen"])[1]])
         return now, torch.where(info.first, 0, gain(work["before"], now))
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         kept, up = {"agent": work["agent"]}, {"w": work["w"].params}
         if self.compat:
             kept["before"], r = self.after(work, info)

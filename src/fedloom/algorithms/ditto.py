@@ -5,7 +5,7 @@ Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Person
 
 from dataclasses import dataclass
 
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.settings import setting
 from fedloom.core.tree import axpy, mean, sub, where
 
@@ -28,8 +28,8 @@ class Ditto(Algorithm):
     def init_client(self, task, key, key_i):
         return {"v": task.init(key)}
 
-    def begin(self, task, down, own, info):
-        return {"v": task.slot(own["v"]), "w": task.slot(down["w"])}
+    def begin(self, task, down, state, info):
+        return {"v": task.slot(state["v"]), "w": task.slot(down["w"])}
 
     def phases(self, task):
         return [Phase(self.personal_step, self.personal_epochs), Phase(self.global_step, task.epochs)]
@@ -43,7 +43,7 @@ class Ditto(Algorithm):
         g, w = task.grad(work["w"], batch)
         return {**work, "w": task.sgd(w, g)}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         return {"v": work["v"].params}, {"w": work["w"].params}
 
     def aggregate(self, task, server, up, info, t, key):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.autodiff import grad
-from fedloom.core.contract import Algorithm, Phase
 from fedloom.core.settings import setting
 from fedloom.core.tree import leaves, mean, where
 
@@ -43,18 +43,18 @@ class FedALA(Algorithm):
         A = {name: torch.ones_like(theta[name]) for name in self.names(task)}
         return {"theta": theta, "A": A, "learnt": torch.zeros_like(key_i, dtype=torch.bool)}
 
-    def begin(self, task, down, own, info):
-        kept = {name: own["theta"][name] for name in self.names(task)}
-        mixed = {**down["w"], **mix(kept, down["w"], own["A"])}
+    def begin(self, task, down, state, info):
+        kept = {name: state["theta"][name] for name in self.names(task)}
+        mixed = {**down["w"], **mix(kept, down["w"], state["A"])}
         losses = torch.full((LOSSES,), torch.nan, dtype=task.dtype, device=info.n.device)
         theta = task.slot(where(info.first, down["w"], mixed))  # a client that never trained has nothing to mix
-        return {"theta": theta, "kept": kept, "A": own["A"], "learnt": own["learnt"], "losses": losses}
+        return {"theta": theta, "kept": kept, "A": state["A"], "learnt": state["learnt"], "losses": losses}
 
     def phases(self, task):
         return [*self.adapt(task), Phase(self.step, task.epochs)]
 
     def adapt(self, task):
-        return [Phase(self.learn, self.epochs, select=self.window, until=self.settled, shuffle=False)]
+        return [Phase(self.learn, self.epochs, select=self.window, until=self.validated, shuffle=False)]
 
     def epochs(self, task, work, info):
         return torch.where(info.first, 0, torch.where(work["learnt"], 1, self.start_epochs))
@@ -64,7 +64,7 @@ class FedALA(Algorithm):
         start = int(draw.rng("ala", draw.i, draw.t).integers(0, n - size + 1))
         return np.arange(start, start + size)
 
-    def settled(self, work):
+    def validated(self, work):
         return work["losses"].std(correction=0) < SETTLED  # false until there are enough losses
 
     def learn(self, task, work, batch, down, info):
@@ -87,7 +87,7 @@ class FedALA(Algorithm):
     def report(self, task, work, down, info):
         return {"A": torch.cat([v.flatten() for v in leaves(work["A"])]).mean()}  # 1: all from the global model
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         theta = work["theta"].params
         return {"theta": theta, "A": work["A"], "learnt": ~info.first}, {"w": theta}
 

@@ -6,7 +6,7 @@ Data. AISTATS 2017.
 
 from dataclasses import dataclass
 
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.tree import mean
 
 
@@ -23,7 +23,7 @@ class FedAvg(Algorithm):
     def init_server(self, task, key):
         return {"w": task.init(key)}
 
-    def begin(self, task, down, own, info):
+    def begin(self, task, down, state, info):
         return {"w": task.slot(down["w"])}
 
     def phases(self, task):
@@ -33,8 +33,8 @@ class FedAvg(Algorithm):
         g, w = task.grad(work["w"], batch)
         return {**work, "w": task.sgd(w, g)}
 
-    def finish(self, task, work, down, own, info):
-        return own, {"w": work["w"].params}
+    def finish(self, task, work, down, state, info):
+        return state, {"w": work["w"].params}
 
     def aggregate(self, task, server, up, info, t, key):
         return {"w": mean(up["w"], info.n)}

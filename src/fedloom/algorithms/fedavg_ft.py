@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.core.contract import Phase
+from fedloom.core.algorithm import Phase
 from fedloom.core.settings import setting
 
 

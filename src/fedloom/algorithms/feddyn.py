@@ -37,8 +37,8 @@ class FedDyn(FedAvg):
             return self.alpha
         return self.alpha * float(task.data.splits["train"].sizes.mean()) / info.n.to(task.dtype)
 
-    def begin(self, task, down, own, info):
-        return {"w": task.slot(down["w"]), "lam": own["lam"]}
+    def begin(self, task, down, state, info):
+        return {"w": task.slot(down["w"]), "lam": state["lam"]}
 
     def step(self, task, work, batch, down, info):
         g, theta = task.grad(work["w"], batch)
@@ -46,9 +46,9 @@ class FedDyn(FedAvg):
         g = axpy(self.strength(task, info), pull, sub(g, work["lam"]))
         return {**work, "w": task.sgd(theta, g)}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         theta = work["w"].params
-        return {"lam": axpy(-self.strength(task, info), sub(theta, down["w"]), own["lam"])}, {"w": theta}
+        return {"lam": axpy(-self.strength(task, info), sub(theta, down["w"]), state["lam"])}, {"w": theta}
 
     def aggregate(self, task, server, up, info, t, key):
         moved = tree_map(lambda theta, w: (theta - w).sum(0), up["w"], server["w"])

@@ -11,8 +11,8 @@ from fedloom.algorithms.local import Local
 from fedloom.algorithms.parts.holdout import divided
 from fedloom.algorithms.parts.measuring import measuring, tally, tally_each
 from fedloom.algorithms.parts.picking import pick
+from fedloom.core.algorithm import Phase
 from fedloom.core.autodiff import vmap
-from fedloom.core.contract import Phase
 from fedloom.core.keys import fold, stream
 from fedloom.core.settings import setting
 from fedloom.core.tree import norm, size_bytes, sub, take, tree_map
@@ -75,9 +75,9 @@ class FedFomo(Local):
 
     # -- the client ---------------------------------------------------------------------------------------------
 
-    def begin(self, task, down, own, info):
+    def begin(self, task, down, state, info):
         zeros = torch.zeros(self.slots(task), 3, dtype=task.dtype, device=info.n.device)
-        return {**super().begin(task, down, own, info), "mine": zeros[0], "theirs": zeros, "w": zeros[:, 0]}
+        return {**super().begin(task, down, state, info), "mine": zeros[0], "theirs": zeros, "w": zeros[:, 0]}
 
     def phases(self, task):
         train, held_out = divided(self.val_share, "fomo")
@@ -108,6 +108,6 @@ class FedFomo(Local):
     def report(self, task, work, down, info):
         return {"w": work["w"]}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         theta = work["theta"].params
         return {"theta": theta}, {"theta": theta, "w": work["w"]}

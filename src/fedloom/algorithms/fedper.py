@@ -5,7 +5,7 @@ Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization
 
 from dataclasses import dataclass
 
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.settings import setting
 from fedloom.core.tree import mean
 
@@ -28,8 +28,8 @@ class FedPer(Algorithm):
     def init_client(self, task, key, key_i):
         return {"h": task.head(task.init(key))}
 
-    def begin(self, task, down, own, info):
-        return {"w": task.slot({**down["phi"], **own["h"]})}
+    def begin(self, task, down, state, info):
+        return {"w": task.slot({**down["phi"], **state["h"]})}
 
     def phases(self, task):
         return [Phase(self.step, task.epochs)]
@@ -38,7 +38,7 @@ class FedPer(Algorithm):
         g, w = task.grad(work["w"], batch)
         return {"w": task.sgd(w, g)}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         return {"h": task.head(work["w"].params)}, {"phi": task.body(work["w"].params)}
 
     def aggregate(self, task, server, up, info, t, key):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.parts.distances import batch_mean
-from fedloom.core.contract import Phase
+from fedloom.core.algorithm import Phase
 from fedloom.core.settings import setting
 from fedloom.core.tree import tree_map, where
 
@@ -36,8 +36,8 @@ class FedPHP(FedAvg):
     def init_client(self, task, key, key_i):
         return {"q": task.init(key), "c": torch.zeros_like(key_i)}
 
-    def begin(self, task, down, own, info):
-        return {"w": task.slot(down["w"]), "q": task.slot(own["q"]), "c": own["c"]}
+    def begin(self, task, down, state, info):
+        return {"w": task.slot(down["w"]), "q": task.slot(state["q"]), "c": state["c"]}
 
     def phases(self, task):
         return [Phase(self.step, task.epochs), Phase(self.step, 0, enter=self.inherit)]
@@ -65,7 +65,7 @@ class FedPHP(FedAvg):
         mu = self.mu_max * (work["c"].to(task.dtype) / expected).clamp(max=1)
         return {**work, "q": tree_map(lambda q, w: mu * q + (1 - mu) * w, work["q"], work["w"]), "c": work["c"] + 1}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         return {"q": work["q"].params, "c": work["c"]}, {"w": work["w"].params}
 
     def model(self, task, work, down, info):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fedloom.algorithms.parts.distances import batch_mean
 from fedloom.algorithms.parts.measuring import measuring
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.settings import setting
 
 FAR = 27.6  # how much less likely, in logarithms, a class without a prototype is than the farthest one with
@@ -35,8 +35,8 @@ class FedProto(Algorithm):
     def init_client(self, task, key, key_i):
         return {"theta": task.init(key)}
 
-    def begin(self, task, down, own, info):
-        return {"theta": task.slot(own["theta"]), "sums": torch.zeros_like(down["G"])}
+    def begin(self, task, down, state, info):
+        return {"theta": task.slot(state["theta"]), "sums": torch.zeros_like(down["G"])}
 
     def phases(self, task):
         return [Phase(self.step, task.epochs), measuring(task, self.collect)]
@@ -59,7 +59,7 @@ class FedProto(Algorithm):
         f = task.predict(work["theta"], batch.x).features
         return {**work, "sums": work["sums"] + of_class.flatten(0, -2).T @ f.flatten(0, -2)}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         C = work["sums"] / info.counts.clamp(min=1)[:, None]
         return {"theta": work["theta"].params}, {"C": C, "has": info.counts > 0}
 

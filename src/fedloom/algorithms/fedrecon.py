@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedloom.algorithms.parts import pseudo_clients
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
 from fedloom.core.tree import axpy, mean, sub
@@ -48,8 +48,8 @@ class FedRECON(Algorithm):
     def init_client(self, task, key, key_i):
         return self.constants(task, key) if self.stateful else {}
 
-    def begin(self, task, down, own, info):
-        return {"w": task.slot({**down["phi"], **(own if self.stateful else down)["h"]})}
+    def begin(self, task, down, state, info):
+        return {"w": task.slot({**down["phi"], **(state if self.stateful else down)["h"]})}
 
     def phases(self, task):
         query = Phase(self.body_step, self.query_epochs, select=lambda n, draw: self.divided(n, draw)[1])
@@ -74,7 +74,7 @@ class FedRECON(Algorithm):
         g, w = task.grad(work["w"], batch, only=task.network.body)
         return {"w": task.sgd(w, g, lr=self.query_lr)}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         w = work["w"].params
         kept = {"h": task.head(w)} if self.stateful else {}
         return kept, {"delta": sub(task.body(w), down["phi"])}

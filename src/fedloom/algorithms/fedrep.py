@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedloom.algorithms.fedper import FedPer
-from fedloom.core.contract import Phase
+from fedloom.core.algorithm import Phase
 from fedloom.core.settings import setting
 from fedloom.core.tree import mean, uniform_mean
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fedloom.algorithms.parts import dense, joint
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.keys import fold, stream
 from fedloom.core.settings import setting
 from fedloom.core.tree import mean
@@ -44,8 +44,8 @@ class FedRoD(Algorithm):
     def init_client(self, task, key, key_i):
         return {"hP": task.head(task.init(key))} if self.personal_head == "linear" else {}
 
-    def begin(self, task, down, own, info):
-        slots = {m: task.slot(params)._replace(buffers={}) for m, params in {**down, **own}.items()}
+    def begin(self, task, down, state, info):
+        slots = {m: task.slot(params)._replace(buffers={}) for m, params in {**down, **state}.items()}
         return {**slots, "w": task.slot(down["w"])}
 
     def phases(self, task):
@@ -70,9 +70,9 @@ class FedRoD(Algorithm):
         a = info.counts.to(task.dtype) / info.counts.sum()
         return dense.cut(dense.apply(at["nu"], a), like=task.head(task.init(0)))
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         trained = {m: slot.params for m, slot in work.items()}
-        return {m: trained[m] for m in own}, {m: trained[m] for m in down}
+        return {m: trained[m] for m in state}, {m: trained[m] for m in down}
 
     def aggregate(self, task, server, up, info, t, key):
         return mean(up, info.n)

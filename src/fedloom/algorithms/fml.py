@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedloom.algorithms.parts import joint
 from fedloom.algorithms.parts.distances import batch_mean, kl
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.settings import setting
 from fedloom.core.tree import uniform_mean, where
 
@@ -30,8 +30,8 @@ class FML(Algorithm):
     def init_client(self, task, key, key_i):
         return {"theta": task.init(key)}
 
-    def begin(self, task, down, own, info):
-        return {"theta": task.slot(own["theta"]), "w": task.slot(down["w"])}
+    def begin(self, task, down, state, info):
+        return {"theta": task.slot(state["theta"]), "w": task.slot(down["w"])}
 
     def phases(self, task):
         return [Phase(self.step, task.epochs)]
@@ -50,7 +50,7 @@ class FML(Algorithm):
         far = batch_mean(kl(out.logits, other.logits.detach()), batch)
         return share * task.loss(out, batch) + (1 - share) * far
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         return {"theta": work["theta"].params}, {"w": work["w"].params}
 
     def aggregate(self, task, server, up, info, t, key):

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.autodiff import grad
-from fedloom.core.contract import Algorithm, Phase
 from fedloom.core.keys import fold, normal, uniform
 from fedloom.core.settings import setting
 from fedloom.core.task import clip_norm
@@ -53,18 +53,20 @@ class GPFL(Algorithm):
         return {"ab": keyed(normal, task, key, 4, 2)} if self.ablation in ("wo_pci", "wo_gce") else {}
 
     def init_client(self, task, key, key_i):
-        own = {"psi": task.head(task.init(key))}
+        state = {"psi": task.head(task.init(key))}
         if self.stale_cond and "gce" not in self.ablation:
-            own["C"] = zeros_like(self.init_server(task, key)["C"])
-        return own
+            state["C"] = zeros_like(self.init_server(task, key)["C"])
+        return state
 
-    def begin(self, task, down, own, info):
-        work = {"w": task.slot({**down["phi"], **own["psi"]})}
+    def begin(self, task, down, state, info):
+        work = {"w": task.slot({**down["phi"], **state["psi"]})}
         work |= {m: task.slot(down[m])._replace(buffers={}) for m in ("V", "C") if m in down}
         if "ab" in down:
             work["c"] = down["ab"]  # in the place of g and p_i
         elif "V" in down:
-            C = (own if self.stale_cond else down)["C"]["weight"]  # the newest, C_hat, or the client's own of last time
+            C = (state if self.stale_cond else down)["C"][
+                "weight"
+            ]  # the newest, C_hat, or the client's own of last time
             alpha = info.counts.to(task.dtype) / info.counts.sum()  # Eq. (6)
             g, p = C.mean(0), alpha @ C  # Eq. (5) and (7), where alpha sums to 1 already
             work["c"] = torch.stack([g, p / task.classes if self.pci_div_U else p])
@@ -100,9 +102,9 @@ class GPFL(Algorithm):
         norms = torch.linalg.vector_norm(gap * weight[..., None], dim=None if self.mlg == "batch" else -1)
         return norms if self.mlg == "batch" else norms.sum() / weight.sum()
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         w, extra = work["w"].params, {m: work[m].params for m in ("V", "C") if m in work}
-        return {"psi": task.head(w), **{m: extra[m] for m in own if m == "C"}}, {"phi": task.body(w), **extra}
+        return {"psi": task.head(w), **{m: extra[m] for m in state if m == "C"}}, {"phi": task.body(w), **extra}
 
     def aggregate(self, task, server, up, info, t, key):
         return mean(up, info.n)

@@ -10,7 +10,7 @@ import torch
 
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.parts.measuring import measuring, smallest, tally_each
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.errors import UserError
 from fedloom.core.keys import fold
 from fedloom.core.settings import setting
@@ -41,7 +41,7 @@ class HypCluster(FedAvg):
         models = [task.init(key), *(task.init(fold(key, j)) for j in range(1, self.Kc))]
         return {"models": tree_map(lambda *rows: torch.stack(rows), *models)}
 
-    def begin(self, task, down, own, info):
+    def begin(self, task, down, state, info):
         return {
             "w": task.slot(take(down["models"], 0)),
             "seen": torch.zeros(self.Kc, 3, dtype=task.dtype, device=info.n.device),
@@ -64,8 +64,8 @@ class HypCluster(FedAvg):
     def report(self, task, work, down, info):
         return {"cluster": work["j"]}
 
-    def finish(self, task, work, down, own, info):
-        return own, {"w": work["w"].params, "j": work["j"]}
+    def finish(self, task, work, down, state, info):
+        return state, {"w": work["w"].params, "j": work["j"]}
 
     def aggregate(self, task, server, up, info, t, key):
         models = []

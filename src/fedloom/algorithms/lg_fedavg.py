@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.core.contract import Algorithm
+from fedloom.core.algorithm import Algorithm
 from fedloom.core.settings import setting
 from fedloom.core.tree import mean, where
 
@@ -40,11 +40,11 @@ class LGFedAvg(FedAvg):
         says that bodies are sent back, too."""
         return {**server, **({"pretraining": ()} if t < self.pretrain_rounds else {})}, {}
 
-    def begin(self, task, down, own, info):
-        phi = where(own["alone"], own["phi"], down["phi"]) if self.pretrain_rounds else own["phi"]
+    def begin(self, task, down, state, info):
+        phi = where(state["alone"], state["phi"], down["phi"]) if self.pretrain_rounds else state["phi"]
         return {"w": task.slot({**phi, **down["h"]})}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         phi, h = task.body(work["w"].params), task.head(work["w"].params)
         kept = {"phi": phi, **({"alone": info.t >= self.pretrain_rounds} if self.pretrain_rounds else {})}
         return kept, {"h": h, **({"phi": phi} if "pretraining" in down else {})}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class Local(Algorithm):
     def init_client(self, task, key, key_i):
         return {"theta": task.init(key)}
 
-    def begin(self, task, down, own, info):
-        return {"theta": task.slot(own["theta"])}
+    def begin(self, task, down, state, info):
+        return {"theta": task.slot(state["theta"])}
 
     def phases(self, task):
         return [Phase(self.step, task.epochs)]
@@ -25,7 +25,7 @@ class Local(Algorithm):
         g, theta = task.grad(work["theta"], batch)
         return {**work, "theta": task.sgd(theta, g)}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         return {"theta": work["theta"].params}, {}
 
     def model(self, task, work, down, info):

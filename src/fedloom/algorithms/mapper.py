@@ -10,8 +10,8 @@ import torch
 
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.parts.measuring import measuring, smallest, tally
+from fedloom.core.algorithm import Phase
 from fedloom.core.autodiff import vmap
-from fedloom.core.contract import Phase
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
 from fedloom.core.tree import axpy, scale, sub, take, tree_map
@@ -36,8 +36,8 @@ class Mapper(FedAvg):
         lam = torch.zeros((), dtype=task.dtype, device=key_i.device)  # until it trains, a client uses w
         return {"theta": task.init(key), "lam": lam}
 
-    def begin(self, task, down, own, info):
-        return {"w": task.slot(down["w"]), **own}
+    def begin(self, task, down, state, info):
+        return {"w": task.slot(down["w"]), **state}
 
     def phases(self, task):
         return [
@@ -78,7 +78,7 @@ class Mapper(FedAvg):
     def report(self, task, work, down, info):
         return {"lambda": work["lam"]}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         return {"theta": work["theta"], "lam": work["lam"]}, {"w": work["w"].params}
 
     def model(self, task, work, down, info):

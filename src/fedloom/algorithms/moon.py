@@ -10,7 +10,7 @@ import torch
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.parts import dense, joint
 from fedloom.algorithms.parts.distances import batch_mean, contrast
-from fedloom.core.contract import Phase, Slot
+from fedloom.core.algorithm import Phase, Slot
 from fedloom.core.keys import fold, stream
 from fedloom.core.settings import setting
 from fedloom.core.tree import mean
@@ -38,9 +38,9 @@ class Moon(FedAvg):
     def init_client(self, task, key, key_i):
         return {"old": self.init_server(task, key)}
 
-    def begin(self, task, down, own, info):
+    def begin(self, task, down, state, info):
         work = {m: task.slot(params)._replace(buffers={}) for m, params in down.items()}
-        return {**work, "w": task.slot(down["w"]), "old": own["old"]}
+        return {**work, "w": task.slot(down["w"]), "old": state["old"]}
 
     def phases(self, task):
         return [Phase(self.step, task.epochs, enter=self.freeze)]
@@ -63,7 +63,7 @@ class Moon(FedAvg):
 
         return joint.step(task, work, down, loss, one_norm=True)
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         trained = {m: work[m].params for m in down}
         return {"old": trained}, trained
 

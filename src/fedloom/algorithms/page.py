@@ -18,7 +18,6 @@ from fedloom.algorithms.parts.tuned import Tuned
 from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, rng, stream
 from fedloom.core.settings import setting
-from fedloom.core.transfer import onto
 from fedloom.core.tree import leaves, mean, tree_map, where
 
 
@@ -99,7 +98,7 @@ class PAGE(Tuned):
         r = self.reward(self.c_w, f, valid)
         return f, r, work["U"] + self.gamma ** info.t.to(r.dtype) * r
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         f, r, payoff = self.outcome(work, info)
         kept, up = {"U": payoff}, {"w": work["w"].params}
         if self.client_agents:
@@ -160,7 +159,7 @@ class PAGE(Tuned):
         rows = task.data.server
         if not self.dcs_holdout:
             return rows, rows
-        order = onto(rows.device, rng("partition", 0, stream("dcs")).permutation(len(rows)))
+        order = task.data.tensor(rng("partition", 0, stream("dcs")).permutation(len(rows)))
         cut = min(max(1, round(self.dcs_holdout * len(rows))), len(rows) - 1)
         return rows[order[cut:]], rows[order[:cut]]
 
@@ -170,8 +169,9 @@ class PAGE(Tuned):
     def report_server(self, task, server, info):
         return {"p": server["p"][info.id], "reward_CS": server["r"], "U_CS": server["U"]}
 
-    def equilibrium(self, rounds):
-        """Have the means over 10 rounds of both models' accuracy risen by less than 0.1 points in `patience` rounds?"""
+    def report_round(self, rounds):
+        """`equilibrium`: in the last `patience` rounds, the means over 10 rounds of both models' accuracy rose by less
+        than 0.1 points."""
 
         def trailing(metric, end):
             past = [row for row in rounds if row["round"] <= end]
@@ -179,4 +179,7 @@ class PAGE(Tuned):
 
         now = rounds[-1]["round"]
         rises = [trailing(m, now) - trailing(m, now - self.patience) for m in ("acc_global", "post_acc_mean")]
-        return bool(max(rises) < 0.1)
+        return {"equilibrium": bool(max(rises) < 0.1)}
+
+    def should_stop(self, rounds):
+        return self.stop_at_equilibrium and rounds[-1]["equilibrium"]

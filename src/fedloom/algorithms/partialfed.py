@@ -12,8 +12,8 @@ from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.parts import adam
 from fedloom.algorithms.parts.holdout import divided
 from fedloom.algorithms.parts.lwsam import by_name
+from fedloom.core.algorithm import Phase
 from fedloom.core.autodiff import grad
-from fedloom.core.contract import Phase
 from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, stream, uniform
 from fedloom.core.settings import setting
@@ -44,22 +44,22 @@ class PartialFed(FedAvg):
             )
 
     def init_client(self, task, key, key_i):
-        own = {"theta": task.init(key)}
+        state = {"theta": task.init(key)}
         if self.mode == "adaptive":  # columns: local, global
-            own["pi"] = torch.zeros(len(task.layers), 2, dtype=task.dtype, device=key_i.device)
-        return own
+            state["pi"] = torch.zeros(len(task.layers), 2, dtype=task.dtype, device=key_i.device)
+        return state
 
-    def begin(self, task, down, own, info):
-        work = {"w": task.slot(self.loaded(task, own, down))}
-        return work if self.mode == "fix" else {**work, **own, "adam": adam.start(own["pi"])}
+    def begin(self, task, down, state, info):
+        work = {"w": task.slot(self.loaded(task, state, down))}
+        return work if self.mode == "fix" else {**work, **state, "adam": adam.start(state["pi"])}
 
-    def loaded(self, task, own, down):
+    def loaded(self, task, state, down):
         """theta_i with the global layers in their places. A new client's policy is even, which means global."""
-        theta, w = own["theta"], down["w"]
+        theta, w = state["theta"], down["w"]
         if self.mode == "fix":
             kept = {*task.network.head, *task.network.norms}
             return {k: theta[k] if k in kept else w[k] for k in w}
-        taken = by_name(own["pi"][:, 1] >= own["pi"][:, 0], task.layers)
+        taken = by_name(state["pi"][:, 1] >= state["pi"][:, 0], task.layers)
         return {k: torch.where(taken[k], w[k], theta[k]) for k in w}
 
     def phases(self, task):
@@ -96,7 +96,7 @@ class PartialFed(FedAvg):
     def report(self, task, work, down, info):
         return {} if self.mode == "fix" else {"global": (work["pi"][:, 1] >= work["pi"][:, 0]).to(task.dtype)}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         theta, learnt = work["w"].params, {} if self.mode == "fix" else {"pi": work["pi"]}
         return {"theta": theta, **learnt}, {"w": theta}
 

@@ -7,7 +7,7 @@ Approach. NeurIPS 2020. First-order variant.
 from dataclasses import dataclass
 
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.core.contract import Phase
+from fedloom.core.algorithm import Phase
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
 from fedloom.core.tree import axpy

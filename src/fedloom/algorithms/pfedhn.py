@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedloom.algorithms.parts import hypernetwork
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, normal
-from fedloom.core.memory import free_memory
 from fedloom.core.settings import setting
 from fedloom.core.task import clip_norm
 from fedloom.core.tree import scale, sub, tree_map, zeros_like
@@ -47,7 +46,7 @@ class PFedHN(Algorithm):
     def check(self, task):
         count = hypernetwork.size(self._inputs(task), self.hidden, self._targets(task), self.hn_rank)
         need = COPIES * count * task.data.x.new_empty(0, dtype=task.dtype).element_size()
-        if need > free_memory(task.data.device):
+        if need > task.data.available_memory():
             raise UserError(
                 f"A hypernetwork for this model has {count:,} parameters and takes {need / 1e9:.1f} GB while it "
                 "trains; set hn_rank=10 for a smaller one."
@@ -73,7 +72,7 @@ class PFedHN(Algorithm):
     def download(self, task, server, ids, t, key):
         return {}, {"w": hypernetwork.generate(server["phi"], server["v"][ids], self._targets(task))}
 
-    def begin(self, task, down, own, info):
+    def begin(self, task, down, state, info):
         return {"w": self._local(task).slot(down["w"])}
 
     def phases(self, task):
@@ -83,8 +82,8 @@ class PFedHN(Algorithm):
         g, w = task.grad(work["w"], batch)
         return {"w": self._local(task).sgd(w, g)}
 
-    def finish(self, task, work, down, own, info):
-        return own, {"delta": sub(down["w"], work["w"].params)}  # before minus after: a gradient, so to speak
+    def finish(self, task, work, down, state, info):
+        return state, {"delta": sub(down["w"], work["w"].params)}  # before minus after: a gradient, so to speak
 
     def aggregate(self, task, server, up, info, t, key):
         net = {"phi": server["phi"], "v": server["v"][info.id]}

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.parts import dense
 from fedloom.algorithms.parts.distances import DISTANCES, batch_mean, contrast
+from fedloom.core.algorithm import Phase, Slot
 from fedloom.core.autodiff import grad
-from fedloom.core.contract import Phase, Slot
 from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, normal, stream
 from fedloom.core.settings import setting
@@ -59,7 +59,7 @@ class PFedKT(FedAvg):
         if self.loss == "moon" and self.distance != "cos":
             raise UserError(f"pfedkt's moon loss compares by cosine; set distance=cos, not {self.distance}.")
         if self.hn == "large" and self.generates:
-            dense.check_memory(self.widths(task), task.clients, task.data.device, task.dtype, "use hn=small")
+            dense.check_memory(task, self.widths(task), task.clients, "use hn=small")
 
     def chunks(self, task):
         """J and the values in a chunk."""
@@ -77,11 +77,11 @@ class PFedKT(FedAvg):
         return self.embeddings(task, key) if self.generates and not self.train_emb else {}
 
     def init_client(self, task, key, key_i):
-        own = {} if self.case == "A" else {"old": task.init(key)}
+        state = {} if self.case == "A" else {"old": task.init(key)}
         if self.generates:
             trained = self.embeddings(task, key) if self.train_emb else {}
-            own["varphi"] = {**trained, **dense.draw(key_i, self.widths(task), task.dtype)}
-        return own
+            state["varphi"] = {**trained, **dense.draw(key_i, self.widths(task), task.dtype)}
+        return state
 
     def generate(self, task, varphi, down):
         """theta0 = HN(E): all chunks in one matrix product."""
@@ -100,9 +100,9 @@ class PFedKT(FedAvg):
     def local(self, task):
         return replace(task, momentum=self.local_momentum, weight_decay=self.local_decay, clip=self.local_clip)
 
-    def begin(self, task, down, own, info):
+    def begin(self, task, down, state, info):
         # between rounds a client uses the model it trained last; without a hypernetwork it uses w, as in FedAvg
-        return {"omega": self.local(task).slot(own["old"] if self.generates else down["w"]), **own}
+        return {"omega": self.local(task).slot(state["old"] if self.generates else down["w"]), **state}
 
     def phases(self, task):
         return [Phase(self.step, task.epochs, enter=self.release)]
@@ -137,11 +137,11 @@ class PFedKT(FedAvg):
         d_plus, d_minus = (batch_mean(DISTANCES[self.distance](z, other), batch) for other in (gm, old))
         return d_plus if self.loss == "regularizer" else F.relu(d_plus - d_minus + self.alpha)
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         omega = work["omega"].params
         kept = {} if self.case == "A" else {"old": omega}
         if self.generates:
-            kept["varphi"] = self.absorb(task, own["varphi"], omega, down)
+            kept["varphi"] = self.absorb(task, state["varphi"], omega, down)
         return kept, {"w": omega}
 
     def model(self, task, work, down, info):

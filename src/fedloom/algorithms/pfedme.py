@@ -6,7 +6,7 @@ Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurI
 import logging
 from dataclasses import dataclass
 
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
 from fedloom.core.tree import axpy, mean, sub, where
@@ -47,8 +47,8 @@ class PFedMe(Algorithm):
     def init_client(self, task, key, key_i):
         return {"theta": task.init(key)}
 
-    def begin(self, task, down, own, info):
-        theta = where(info.first, down["w"], own["theta"])  # a client that never trained uses the global model
+    def begin(self, task, down, state, info):
+        theta = where(info.first, down["w"], state["theta"])  # a client that never trained uses the global model
         return {"theta": task.slot(theta), "w": down["w"]}
 
     def phases(self, task):
@@ -65,7 +65,7 @@ class PFedMe(Algorithm):
             theta = task.sgd(theta, g, lr=self.personal_lr)
         return {"theta": theta, "w": axpy(-task.lr * self.lam, sub(w, theta.params), w)}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         return {"theta": work["theta"].params}, {"w": work["w"]}
 
     def aggregate(self, task, server, up, info, t, key):

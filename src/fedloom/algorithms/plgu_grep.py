@@ -10,7 +10,7 @@ from typing import Literal
 
 from fedloom.algorithms.fedrep import FedRep
 from fedloom.algorithms.parts.lwsam import by_name, distances, perturbation, scores
-from fedloom.core.contract import Phase
+from fedloom.core.algorithm import Phase
 from fedloom.core.settings import setting
 
 
@@ -35,9 +35,9 @@ class PLGUGRep(FedRep):
     def init_client(self, task, key, key_i):
         return {**super().init_client(task, key, key_i), "phi": task.body(task.init(key))}
 
-    def begin(self, task, down, own, info):
-        d = distances(own["phi"], down["phi"], task.body_layers)  # Eq. 10
-        return {**super().begin(task, down, own, info), "xi": scores(d, self.scale).to(task.data.device, task.dtype)}
+    def begin(self, task, down, state, info):
+        d = distances(state["phi"], down["phi"], task.body_layers)  # Eq. 10
+        return {**super().begin(task, down, state, info), "xi": scores(d, self.scale).to(task.data.device, task.dtype)}
 
     def phases(self, task):
         head, body = super().phases(task)
@@ -58,6 +58,6 @@ class PLGUGRep(FedRep):
     def report(self, task, work, down, info):
         return {"xi": work["xi"]}
 
-    def finish(self, task, work, down, own, info):
-        kept, up = super().finish(task, work, down, own, info)
+    def finish(self, task, work, down, state, info):
+        kept, up = super().finish(task, work, down, state, info)
         return {**kept, **up}, up

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from fedloom.algorithms.parts.lwsam import by_name, distances, largest, perturbation, scores
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.settings import setting
 from fedloom.core.tree import add, sub, uniform_mean, where
 
@@ -42,11 +42,11 @@ class PLGULF(Algorithm):
     def init_client(self, task, key, key_i):
         return {"theta": task.init(key)}
 
-    def begin(self, task, down, own, info):
-        xi = scores(distances(own["theta"], down["w"], task.layers), self.scale)
+    def begin(self, task, down, state, info):
+        xi = scores(distances(state["theta"], down["w"], task.layers), self.scale)
         personal = largest(xi, min(5, len(xi) - 1) if self.D is None else self.D)
         mine = by_name(personal, task.layers)
-        theta = {k: torch.where(mine[k], v, down["w"][k]) for k, v in own["theta"].items()}
+        theta = {k: torch.where(mine[k], v, down["w"][k]) for k, v in state["theta"].items()}
         reach = {"all": xi, "per": xi * personal, "uni": xi * ~personal}[self.perturb_set]
         return {"theta": task.slot(theta), "w": task.slot(down["w"]), "xi": xi, "reach": reach}
 
@@ -68,7 +68,7 @@ class PLGULF(Algorithm):
     def report(self, task, work, down, info):
         return {"xi": work["xi"]}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         return {"theta": work["theta"].params}, {"delta": sub(work["w"].params, down["w"])}
 
     def aggregate(self, task, server, up, info, t, key):

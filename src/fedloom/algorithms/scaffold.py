@@ -36,8 +36,8 @@ class Scaffold(FedAvg):
     def init_client(self, task, key, key_i):
         return {"c": zeros_like(task.init(key))}
 
-    def begin(self, task, down, own, info):
-        correction = sub(down["c"], own["c"])
+    def begin(self, task, down, state, info):
+        correction = sub(down["c"], state["c"])
         return {
             "w": task.slot(down["w"]),
             "correction": correction,
@@ -48,13 +48,13 @@ class Scaffold(FedAvg):
         g, y = task.grad(work["w"], batch)
         return {**work, "w": task.sgd(y, add(g, work["correction"])), "steps": work["steps"] + 1}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         delta = sub(work["w"].params, down["w"])  # y_i - w^t
         trained = work["steps"] > 0
         rate = 1 / (torch.clamp(work["steps"], min=1) * task.lr)
         change = axpy(-rate, delta, scale(down["c"], -1.0))  # c_i^+ - c_i
         change = where(trained, change, zeros_like(change))
-        return {"c": add(own["c"], change)}, {"dy": delta, "dc": change}
+        return {"c": add(state["c"], change)}, {"dy": delta, "dc": change}
 
     def aggregate(self, task, server, up, info, t, key):
         w = axpy(self.eta_g, uniform_mean(up["dy"]), server["w"])

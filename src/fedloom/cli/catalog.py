@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedloom.config import VARIANT, Settings, flat, preset, presets
-from fedloom.core.contract import ALGORITHMS, Algorithm
+from fedloom.config.files import preset, presets
+from fedloom.config.resolve import VARIANT, flat
+from fedloom.config.settings import Settings
+from fedloom.core.algorithm import ALGORITHMS, Algorithm
 from fedloom.core.registry import Registry
 from fedloom.core.settings import fields
+from fedloom.data.dataset import DATASETS, Dataset
 from fedloom.data.partitions import PARTITIONS
-from fedloom.data.pool import DATASETS, Dataset
 from fedloom.models.zoo import MODELS, Model
 
 

@@ -15,7 +15,7 @@ from fedloom.cli.options import SETTINGS, pairs, with_settings
 
 app = typer.Typer(help="Fetch data, look at data, before training.", rich_markup_mode=None, invoke_without_command=True)
 PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
-Request = dict[str, Any]
+ConfigDict = dict[str, Any]
 
 
 @app.callback()
@@ -41,12 +41,12 @@ def check(
 ) -> None:
     """Check your own data: what is there, and what is wrong with it, before any training."""
     log(False)
-    from fedloom.config import configure
+    from fedloom.config.resolve import configure
     from fedloom.core.errors import UserError
     from fedloom.core.settings import build
-    from fedloom.data.own.check import check as examine
     from fedloom.data.sets.own import OwnData
-    from fedloom.experiment import make_task
+    from fedloom.data.user_data.check import check as examine
+    from fedloom.studies.build import make_task
 
     count = {} if clients is None else {"clients": clients}
     settings = {key.removeprefix("dataset."): value for key, value in pairs(set_ or []).items()}
@@ -68,7 +68,7 @@ def check(
 @app.command(name="show")
 @with_settings("dataset", "partition", "clients", "holdout_clients", "data_dir")
 def show_(
-    request: Request,
+    config: ConfigDict,
     picture: Annotated[
         Path | None, typer.Option("--picture", help="file for a picture (png, svg or pdf)", **PLAIN)
     ] = None,
@@ -76,13 +76,13 @@ def show_(
 ) -> None:
     """Show who would have which data, without training."""
     log(False)
-    from fedloom.config import combine, resolve
-    from fedloom.experiment import make_data
+    from fedloom.config.resolve import combine, resolve
     from fedloom.report import partition
+    from fedloom.studies.build import make_data
 
     if picture is not None:
         partition.check_picture(picture)
-    federation = make_data(resolve(combine({"device": "cpu"}, request)))
+    federation = make_data(resolve(combine({"device": "cpu"}, config)))
     show.partition(out, partition.describe(federation), json)
     if picture is not None:
         partition.draw(federation, picture)
@@ -99,7 +99,7 @@ def download(
     """Fetch a data set from its publisher; what is there already is not fetched again."""
     log(False)
     from fedloom.data import fetch
-    from fedloom.data.pool import DATASETS, folders
+    from fedloom.data.dataset import DATASETS, folders
 
     dataset = DATASETS[name]
     if dataset.built_in:

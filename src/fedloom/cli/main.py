@@ -25,7 +25,7 @@ FILES = ("config.yaml", "compare.yaml", "sweep.yaml")  # what a folder has from 
 UsageError: Any = typer.BadParameter.__base__  # typer exports the leaves of its exceptions only
 
 PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
-Request = dict[str, Any]
+ConfigDict = dict[str, Any]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for all that is kept [runs/NAME-N]", **PLAIN)]
 NoSave = Annotated[bool, typer.Option("--no-save", help="leave nothing on disk")]
 Resume = Annotated[Path | None, typer.Option("--resume", help="folder of what was stopped; it goes on", **PLAIN)]
@@ -35,7 +35,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="say what the eng
 @app.command()
 @with_settings()
 def run(
-    request: Request,
+    config: ConfigDict,
     algorithm: Annotated[
         str | None, typer.Argument(help="method, see 'fedloom list algorithms' [ditto]", show_default=False)
     ] = None,
@@ -46,18 +46,18 @@ def run(
 ) -> None:
     """Train and evaluate one method. Without arguments: Ditto on digits, 20 clients, Dirichlet 0.1."""
     log(verbose)
-    from fedloom.config import combine, resolve
-    from fedloom.experiment import execute
-    from fedloom.runs.directory import Directory
+    from fedloom.config.resolve import combine, resolve
+    from fedloom.runs.directory import RunDirectory
+    from fedloom.studies.execute import execute
 
     _one_place(out_, resume, no_save)
-    before = Directory(resume).config() if resume is not None else {}
-    config = resolve(combine(before, request, {"algorithm": algorithm} if algorithm is not None else {}))
-    names = [config.algorithm.name, Path(show.data_name(request.get("dataset", {}))).stem]
+    before = RunDirectory(resume).config() if resume is not None else {}
+    resolved = resolve(combine(before, config, {"algorithm": algorithm} if algorithm is not None else {}))
+    names = [resolved.algorithm.name, Path(show.data_name(config.get("dataset", {}))).stem]
     folder = None if no_save else resume or out_ or _free_folder("-".join(names))
     with show.progress(err) as bar:
         result = _stoppable(
-            lambda: execute(config, out=folder, resume=resume is not None, on_round=bar(config.algorithm.name)),
+            lambda: execute(resolved, out=folder, resume=resume is not None, on_round=bar(resolved.algorithm.name)),
             "run", folder,
         )  # fmt: skip
     show.result(out, result)
@@ -66,7 +66,7 @@ def run(
 @app.command()
 @with_settings(without="seed")
 def compare(
-    request: Request,
+    config: ConfigDict,
     methods: Annotated[
         list[str] | None,
         typer.Argument(
@@ -82,15 +82,16 @@ def compare(
 ) -> None:
     """Train and evaluate several methods on one task, each with several seeds, and rank them."""
     log(verbose)
-    from fedloom.comparison import METHODS, carry_out, configurations, parse_methods, parse_seeds, read_comparison
-    from fedloom.config import combine
+    from fedloom.config.resolve import combine
+    from fedloom.studies.compare import METHODS, carry_out, configurations, parse_methods, read_comparison
+    from fedloom.studies.study import parse_seeds
 
     _one_place(out_, resume, no_save)
     names, numbers, before = read_comparison(resume) if resume is not None else (list(METHODS), [0, 1, 2], {})
-    listed, counted = request.pop("methods", names), request.pop("seeds", numbers)
+    listed, counted = config.pop("methods", names), config.pop("seeds", numbers)
     names, numbers = methods or parse_methods(listed), parse_seeds(counted if seeds is None else seeds)
-    configs = configurations(names, combine(before, request))
-    dataset = Path(show.data_name(request.get("dataset", {}))).stem
+    configs = configurations(names, combine(before, config))
+    dataset = Path(show.data_name(config.get("dataset", {}))).stem
     folder = None if no_save else resume or out_ or _free_folder(f"compare-{dataset}")
     with show.progress(err) as bar:
         found = _stoppable(
@@ -108,7 +109,7 @@ def compare(
 @app.command()
 @with_settings(without="seed")
 def sweep(
-    request: Request,
+    config: ConfigDict,
     algorithm: Annotated[
         str | None, typer.Argument(help="method, see 'fedloom list algorithms' [ditto]", show_default=False)
     ] = None,
@@ -123,16 +124,17 @@ def sweep(
 ) -> None:
     """Run one method with all combinations of some settings, and rank them on validation data."""
     log(verbose)
-    from fedloom.config import combine
-    from fedloom.search import carry_out, configurations, parse_grid, parse_seeds, read_sweep
+    from fedloom.config.resolve import combine
+    from fedloom.studies.study import parse_seeds
+    from fedloom.studies.sweep import carry_out, configurations, parse_grid, read_sweep
 
     _one_place(out_, resume, no_save)
     values, numbers, before = read_sweep(resume) if resume is not None else ({}, [0], {})
-    listed, counted = request.pop("grid", None), request.pop("seeds", numbers)
+    listed, counted = config.pop("grid", None), config.pop("seeds", numbers)
     values = parse_grid(grid or listed) if grid or listed or not values else values
     numbers = parse_seeds(counted if seeds is None else seeds)
-    asked = combine(before, request, {"algorithm": algorithm} if algorithm is not None else {})
-    names = ["sweep", algorithm or "ditto", Path(show.data_name(request.get("dataset", {}))).stem]
+    asked = combine(before, config, {"algorithm": algorithm} if algorithm is not None else {})
+    names = ["sweep", algorithm or "ditto", Path(show.data_name(config.get("dataset", {}))).stem]
     folder = None if no_save else resume or out_ or _free_folder("-".join(names))
     with show.progress(err) as bar:
         found = _stoppable(
@@ -167,9 +169,9 @@ def _top(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="print the version")] = False
 ) -> None:
     if version:
-        from importlib.metadata import version as installed
+        from fedloom import __version__
 
-        out.print(f"fedloom {installed('fedloom')}", highlight=False)
+        out.print(f"fedloom {__version__}", highlight=False)
     elif context.invoked_subcommand is None:
         out.print(context.get_help(), highlight=False, markup=False)
 

@@ -1,4 +1,4 @@
-"""Options that `run`, `compare`, `sweep` and `data` share, and the request that they add up to."""
+"""Options that `run`, `compare`, `sweep` and `data` share, and the config dict that they make."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 def with_settings(*only: str, without: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds (some of) the options to a command, which gets what they ask for as its first argument, a request."""
+    """Adds (some of) the options to a command; its first argument is the config dict that they make."""
     names = [name for name in only or SETTINGS if name != without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -45,7 +45,7 @@ def with_settings(*only: str, without: str = "") -> Callable[[Callable[..., None
         def wrapped(**given: Any) -> None:
             values = {name: given.pop(name) for name in names}
             sources = given.pop("config"), given.pop("preset"), given.pop("set_")
-            command(_request(values, *sources), **given)
+            command(_config(values, *sources), **given)
 
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
         shared = [_parameter(name, str | None, _option(name, SETTINGS[name])) for name in names]
@@ -77,21 +77,21 @@ def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
     )
 
 
-def _request(values: dict[str, Any], config: Path | None, preset: str | None, set_: list[str] | None) -> dict[str, Any]:
-    """A preset, then a file, then options: what comes later counts."""
+def _config(values: dict[str, Any], config: Path | None, preset: str | None, set_: list[str] | None) -> dict[str, Any]:
+    """A preset, then a file, then options; later ones take precedence."""
     options = {key: value for key, value in values.items() if value is not None}
     settings = pairs(set_ or [])
     if twice := sorted(options.keys() & settings.keys()):
         raise UserError(f"'{twice[0]}' is given twice, as an option and with --set.")
-    from fedloom import config as configuration  # torch takes seconds to import; help should not
+    from fedloom.config import files, resolve  # imports torch, which takes seconds that `--help` should not
 
-    requests = [] if preset is None else [configuration.preset(preset)]
-    requests += [] if config is None else [configuration.read_request(config)]
-    return configuration.combine(*requests, options, settings)
+    configs = [] if preset is None else [files.preset(preset)]
+    configs += [] if config is None else [files.read_config(config)]
+    return resolve.combine(*configs, options, settings)
 
 
 def pairs(items: list[str]) -> dict[str, str]:
-    """What `--set key=value` gives."""
+    """The settings of options `--set key=value`."""
     found = {}
     for item in items:
         key, equals, value = item.partition("=")

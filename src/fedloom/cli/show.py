@@ -29,9 +29,10 @@ from fedloom.report.leaderboard import (
 )
 
 if TYPE_CHECKING:
-    from fedloom.comparison import Comparison
-    from fedloom.experiment import OnRound, Result
-    from fedloom.search import Sweep
+    from fedloom.studies.compare import Comparison
+    from fedloom.studies.execute import OnRound
+    from fedloom.studies.result import Result
+    from fedloom.studies.sweep import Sweep
 
 HIDDEN = ("settings", "usual", "paper", "licence", "model", "partition")  # shown for one thing, not in a list
 METRICS = {

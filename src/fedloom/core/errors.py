@@ -25,8 +25,8 @@ def unknown(kind: str, word: object, known: Iterable[str]) -> UserError:
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Where the system refuses to write a file or folder, a sentence says why."""
+def oserror_as_user_error(path: Path) -> Iterator[None]:
+    """Turn an OSError about writing this path into a UserError that says why it could not be written."""
     try:
         yield
     except OSError as error:

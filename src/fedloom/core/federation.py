@@ -1,4 +1,4 @@
-"""The data of a federation: one pool of samples on the device, and index lists that say whose they are."""
+"""The data of a federation: all samples as one tensor on the device, and lists of rows that say whose they are."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError
-from fedloom.core.transfer import onto
+from fedloom.device.memory import available_memory
+from fedloom.device.transfer import to_device
 
 SPLITS = ("train", "val", "test")
-COUNTS = 1 << 22  # entries of a table of all clients' labels, up to which it is kept
+MAX_CACHED_COUNTS = 1 << 22  # entries (clients x classes) up to which class counts are computed once and kept
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """The same images, or weights of a convolution, with the channels of a pixel side by side."""
+    """Images, or weights of a convolution, in channels-last memory format; leading axes are allowed."""
     x = x.movedim(-3, -1).contiguous().movedim(-1, -3)
     if x.shape[-3] > 1:
         return x
-    return x.as_strided(x.shape, (*x.stride()[:-3], 1, *x.stride()[-2:]))  # one channel counts by its stride alone
+    return x.as_strided(x.shape, (*x.stride()[:-3], 1, *x.stride()[-2:]))  # torch tells one channel by its stride
 
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Index lists of different lengths, one per client, kept as one flat tensor."""
+    """Lists of row indices of different lengths, one per client, stored as one flat tensor."""
 
     flat: Tensor  # int64, on the device of the samples
     starts: np.ndarray  # where each client's list begins; one more entry than clients
@@ -54,10 +55,10 @@ class Ragged:
         return self.flat[self.starts[i] : self.starts[i + 1]]
 
     def joined(self, ids: np.ndarray) -> Tensor:
-        """The lists of some clients, one after another."""
+        """The lists of the given clients, concatenated."""
         sizes = self.sizes[ids]
         first = self.starts[:-1][ids] - (np.cumsum(sizes) - sizes)  # of a list, less its place among all
-        return self.flat[onto(self.flat.device, np.repeat(first, sizes) + np.arange(sizes.sum()))]
+        return self.flat[to_device(self.flat.device, np.repeat(first, sizes) + np.arange(sizes.sum()))]
 
     def lists(self) -> list[np.ndarray]:
         flat = self.flat.cpu().numpy()
@@ -66,45 +67,50 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """What is done to columns of numbers once it is known which samples are for training: these alone have a say."""
+    """How numeric columns are scaled, by statistics of the training samples only."""
 
-    columns: np.ndarray  # which ones, a mask
-    axis: int = -1  # of the samples, where the columns are
-    standardise: bool = True  # to mean 0 and spread 1
+    columns: np.ndarray  # boolean mask of the columns to scale
+    axis: int = -1  # axis of the samples along which the columns lie
+    standardise: bool = True  # to mean 0 and standard deviation 1
     fill: bool = False  # NaN becomes the column's mean
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    x: Tensor  # every sample; uint8 stays uint8 until it is used
+    """The samples of all clients, who owns them and what each is for.
+
+    Images stay uint8 and are normalised when a batch is taken; token ids are int64; everything else is floating point.
+    """
+
+    x: Tensor  # all samples
     y: Tensor
     classes: int
     splits: dict[str, Ragged]
     server: Tensor | None = None  # indices of D_CS, the server's own data
-    shift: tuple[float, ...] = (0.0,)  # per channel: x is used as (x * unit - shift) / spread
-    spread: tuple[float, ...] = (1.0,)
-    vocab: int | None = None  # number of token ids, where samples are sequences of them [as many as occur]
+    mean: tuple[float, ...] = (0.0,)  # per channel of images: x is used as (x / 255 - mean) / std
+    std: tuple[float, ...] = (1.0,)
+    vocab: int | None = None  # number of token ids, where samples are sequences of them [largest id + 1]
     dtype: torch.dtype = torch.float32
-    unscored: tuple[int, ...] = ()  # classes that are learnt, but as targets not scored (end of sentence, unknown word)
+    unscored: tuple[int, ...] = ()  # classes that are trained on but not scored (end of sentence, unknown word)
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()
-    scaling: Scaling | None = None  # still to be done
+    scaling: Scaling | None = None  # to be applied before training
     notes: tuple[str, ...] = field(default=())  # what a reader of the results should know
-    held_out: int = 0  # so many clients, the last ones, never take part
-    channels: tuple[Tensor, Tensor] = field(init=False, repr=False)  # shift and spread, shaped to fit a sample
+    held_out: int = 0  # number of clients, the last ones, that do not take part in training
+    channels: tuple[Tensor, Tensor] = field(init=False, repr=False)  # mean and std, shaped to broadcast over a sample
 
     def __post_init__(self) -> None:
         shape = (-1, *[1] * (self.x.dim() - 2))
-        both = (onto(self.device, torch.tensor(v, dtype=self.dtype).view(shape)) for v in (self.shift, self.spread))
+        both = (to_device(self.device, torch.tensor(v, dtype=self.dtype).view(shape)) for v in (self.mean, self.std))
         object.__setattr__(self, "channels", tuple(both))
 
     @property
     def clients(self) -> int:
-        """Those who take part."""
+        """Number of participating clients."""
         return len(self.splits["train"]) - self.held_out
 
     def participants(self) -> Federation:
-        """The same without the clients that are held out."""
+        """The federation without the clients that are held out."""
         if not self.held_out:
             return self
         n = self.clients
@@ -116,7 +122,7 @@ class Federation:
         return self.x.device
 
     def token_ids(self) -> int | None:
-        """How many token ids there are; None where samples are numbers. Whole numbers of 64 bits are token ids."""
+        """Number of token ids; None where samples are not int64, the type of token ids."""
         if self.x.dtype != torch.int64:
             return None
         low, high = (int(v) for v in self.x.aminmax()) if self.x.numel() else (0, 0)
@@ -127,7 +133,16 @@ class Federation:
             raise UserError(f"A sample holds the token id {wrong}; token ids must be {range_}.")
         return high + 1 if self.vocab is None else self.vocab
 
+    def tensor(self, values: np.ndarray) -> Tensor:
+        """An array as a tensor on the device of the samples."""
+        return to_device(self.device, values)
+
+    def available_memory(self) -> int:
+        """Bytes that are free on the device of the samples."""
+        return available_memory(self.device)
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Federation:
+        """The federation on another device, with floating-point samples in another type."""
         whole = self.x.dtype in (torch.uint8, torch.int64)  # pixels and token ids keep their type
         return replace(
             self,
@@ -139,18 +154,18 @@ class Federation:
         )
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Samples as the model gets them: pixels become normalised numbers, the rest passes through."""
+        """Samples as the model receives them: pixels are normalised, other samples are returned unchanged."""
         if x.dtype != torch.uint8:
             return x
         x = x.to(self.dtype)
-        if len(self.shift) == 1:
-            return x * (1 / 255 / self.spread[0]) - self.shift[0] / self.spread[0]
-        shift, spread = self.channels
-        return (x / 255 - shift) / spread
+        if len(self.mean) == 1:
+            return x * (1 / 255 / self.std[0]) - self.mean[0] / self.std[0]
+        mean, std = self.channels
+        return (x / 255 - mean) / std
 
     def samples(self, rows: Tensor) -> Tensor:
-        """Samples as one model at a time gets them. On a CPU the channels of a pixel lie side by side: convolutions and
-        poolings are faster for it, and all that follows keeps the layout."""
+        """Rows as input of a single model. On a CPU images are in channels-last format, which makes convolutions and
+        poolings faster; later layers keep the format."""
         x = self.prepare(self.x[rows])
         if self.x.dim() != 4 or x.device.type != "cpu":
             return x
@@ -159,8 +174,8 @@ class Federation:
     def counts(self, ids: np.ndarray) -> Tensor:
         """n_{i,c}: training samples per client and class."""
         train = self.splits["train"]
-        if len(train) * self.classes <= COUNTS:
-            return self._counts[onto(self.device, ids)]
+        if len(train) * self.classes <= MAX_CACHED_COUNTS:
+            return self._counts[to_device(self.device, ids)]
         return self._count(train.joined(ids), train.sizes[ids])
 
     @cached_property
@@ -169,24 +184,24 @@ class Federation:
         return self._count(train.flat, train.sizes)
 
     def labels(self) -> np.ndarray:
-        """Samples per client and class, whatever they are for."""
+        """Samples per client and class, over all splits."""
         return sum(self._count(rows.flat, rows.sizes) for rows in self.splits.values()).cpu().numpy()  # type: ignore[union-attr]
 
     def labels_of(self, rows: Tensor) -> np.ndarray:
-        """Samples per class among some rows of the pool."""
+        """Samples per class among the given rows."""
         return self._count(rows, np.array([len(rows)]))[0].cpu().numpy()
 
     def _count(self, rows: Tensor, sizes: np.ndarray) -> Tensor:
-        """Labels of consecutive lists of rows, counted per list and class."""
+        """Counts of labels per list and class, for consecutive lists of rows."""
         labels = self.y[rows]
-        owner = onto(self.device, np.repeat(np.arange(len(sizes)), sizes)).view(-1, *[1] * (labels.dim() - 1))
+        owner = to_device(self.device, np.repeat(np.arange(len(sizes)), sizes)).view(-1, *[1] * (labels.dim() - 1))
         known = labels >= 0  # of sequences every position is a label, padding (-1) is not
         at = (owner * self.classes + torch.where(known, labels, 0)).flatten()
         flat = torch.zeros(len(sizes) * self.classes, dtype=torch.int64, device=self.device)
         return flat.index_add_(0, at, known.flatten().long()).view(len(sizes), self.classes)
 
     def digest(self) -> str:
-        """Identifies the partition in records."""
+        """A hash that identifies the partition."""
         h = hashlib.sha256(f"held out: {self.held_out}".encode() if self.held_out else b"")
         for name in SPLITS:
             h.update(np.ascontiguousarray(self.splits[name].starts).tobytes())
@@ -194,9 +209,9 @@ class Federation:
         return h.hexdigest()[:16]
 
     def fingerprint(self) -> str:
-        """Identifies the samples, whoever has them."""
+        """A hash that identifies the samples, whoever owns them."""
         vocab = "" if self.vocab is None else f" {self.vocab}"
-        h = hashlib.sha256(f"{self.classes} {self.shift} {self.spread}{vocab}".encode())
+        h = hashlib.sha256(f"{self.classes} {self.mean} {self.std}{vocab}".encode())
         if self.unscored:
             h.update(f"unscored {self.unscored}".encode())
         for values in (self.x, self.y):

@@ -1,28 +1,63 @@
-"""What a method may ask for: the model, the loss, the optimiser step, and the settings of local training."""
+"""What an algorithm may use: the model, the loss, the optimiser step, and the settings of local training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core import tree
-from fedloom.core.autodiff import grad, inside_vmap
-from fedloom.core.contract import Batch, Slot
+from fedloom.core.algorithm import Batch, Output, Slot
+from fedloom.core.autodiff import grad
 from fedloom.core.federation import Federation
 from fedloom.core.keys import Key
-from fedloom.core.network import Network, Output, Params
-from fedloom.kernels.loss import mean_loss, own_loss
+from fedloom.core.tree import Number, Params
 
-Number = tree.Number
 Loss = Callable[[Output, Batch], Tensor]
+
+
+class Network(Protocol):
+    """A model as pure functions of its parameters, split into body and head; `fedloom.nn.Network` is the one there
+    is."""
+
+    body: tuple[str, ...]  # names of the body's parameters
+    head: tuple[str, ...]  # names of the head's parameters
+    layers: tuple[tuple[str, ...], ...]  # names of parameters by layer
+    norms: tuple[str, ...]  # names of the parameters of normalisation layers
+    buffers: Params  # initial running statistics
+    feature_dim: int
+    outputs: int  # number of logits of one prediction
+    positions: tuple[int, ...]  # () where a sample has one prediction
+    logits: int  # number of logits of one sample
+    half: bool  # computes in bfloat16 what tolerates it
+
+    def init(self, seed: int) -> Params: ...
+    def apply(
+        self,
+        params: Params,
+        buffers: Params,
+        x: Tensor,
+        *,
+        train: bool,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
+    ) -> Output: ...
+    def apply_head(self, params: Params, buffers: Params, features: Tensor) -> Tensor: ...
+    def mean_cross_entropy(self, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
+    """The learning problem of a run: data, model and the settings of local training.
+
+    Algorithms receive a task in every call. They read settings from it and compute with its functions; they never
+    change it, but may derive another one with `dataclasses.replace(task, clip=None)`.
+    """
+
     data: Federation
     network: Network
     lr: Number = 0.01  # eta
@@ -36,14 +71,17 @@ class Task:
 
     @property
     def classes(self) -> int:
+        """Number of classes."""
         return self.data.classes
 
     @property
     def clients(self) -> int:
+        """N, the number of participating clients."""
         return self.data.clients
 
     @property
     def dtype(self) -> torch.dtype:
+        """Floating-point type of samples and parameters."""
         return self.data.dtype
 
     # -- models -------------------------------------------------------------------------------------------------
@@ -53,14 +91,16 @@ class Task:
         return self.network.init(key)
 
     def slot(self, params: Params) -> Slot:
-        """A model copy that starts training now: its momentum is zero. Running statistics are the initial ones until
-        the engine puts in those that the client kept from its last participation."""
+        """A model copy that starts training now, with zero momentum. Its running statistics are the initial ones; the
+        engine replaces them by those that the client kept from its last participation."""
         return Slot(params, self.network.buffers, tree.zeros_like(params) if tree.nonzero(self.momentum) else {})
 
     def body(self, params: Params) -> Params:
+        """The parameters of the body (all layers but the head)."""
         return {name: params[name] for name in self.network.body}
 
     def head(self, params: Params) -> Params:
+        """The parameters of the head (the last layer)."""
         return {name: params[name] for name in self.network.head}
 
     @property
@@ -70,16 +110,17 @@ class Task:
 
     @property
     def body_layers(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the body's parameters by layer."""
         return tuple(layer for layer in self.layers if layer[0] in self.network.body)
 
     # -- passes -------------------------------------------------------------------------------------------------
 
     def forward(self, slot: Slot, batch: Batch) -> Output:
-        """Training mode: batch statistics, dropout keyed by the batch."""
+        """A forward pass in training mode: batch statistics, dropout keyed by the batch."""
         return self.network.apply(slot.params, slot.buffers, batch.x, train=True, mask=batch.mask, key=batch.key)
 
     def predict(self, slot: Slot, x: Tensor) -> Output:
-        """Evaluation mode."""
+        """A forward pass in evaluation mode."""
         return self.network.apply(slot.params, slot.buffers, x, train=False)
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -92,13 +133,7 @@ class Task:
 
     def loss(self, out: Output, batch: Batch) -> Tensor:
         """F_B: mean cross-entropy over the samples (for sequences: over the positions) that are not padding."""
-        if inside_vmap() and own_loss(out.logits, batch.y):
-            return mean_loss(out.logits, batch.y, batch.mask)
-        losses = self.losses(out.logits, batch.y)
-        if batch.y.dim() == 1:
-            return (losses * batch.mask).sum() / batch.mask.sum()
-        weight = batch.mask[:, None] * (batch.y >= 0)
-        return (losses * weight).sum() / weight.sum()
+        return self.network.mean_cross_entropy(out.logits, batch.y, batch.mask)
 
     def grad(
         self, slot: Slot, batch: Batch, only: Iterable[str] | None = None, loss: Loss | None = None

@@ -8,9 +8,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 Tree: TypeAlias = Any
 Number: TypeAlias = float | Tensor
+Params: TypeAlias = dict[str, Tensor]  # parameters by name
 
 __all__ = [
-    "Tree", "add", "axpy", "leaves", "mean", "nonzero", "norm", "scale", "size_bytes", "sub", "take", "tree_flatten",
+    "Number", "Params", "Tree", "add", "axpy",
+    "leaves", "mean", "nonzero", "norm", "scale", "size_bytes", "sub", "take", "tree_flatten",
     "tree_map", "tree_unflatten", "uniform_mean", "where", "zeros_like",
 ]  # fmt: skip
 

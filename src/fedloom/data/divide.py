@@ -1,4 +1,4 @@
-"""From a pool of samples to a federation: who owns what, what is for training, what belongs to the server."""
+"""From a raw data set to a federation: who owns which samples, what is for training, what belongs to the server."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation, Ragged, Scaling
 from fedloom.core.keys import rng, stream
+from fedloom.data.dataset import RawDataset
 from fedloom.data.partitions import Iid, Lists, Natural, Partition
-from fedloom.data.pool import Pool
 
 Shares = tuple[float, float, float]  # train, validation, test
 
 
 def divide(
-    pool: Pool,
+    raw: RawDataset,
     partition: Partition,
     clients: int,
     *,
@@ -28,7 +28,7 @@ def divide(
     server_share: float = 0.0,
     seed: int = 1,
 ) -> Federation:
-    """Divide a pool among clients.
+    """Divide a raw data set among clients.
 
     `source` says what is divided: `merged` all samples; `train` the official training set, the official test set going
     to the server; `separate` both, each client getting the same classes of both and being tested on official test data.
@@ -39,28 +39,28 @@ def divide(
             f"split must be shares for train/validation/test that add up to 1, not {'/'.join(f'{s:g}' for s in split)}."
         )
     draw = rng("partition", seed)
-    server = np.zeros(0, dtype=np.int64) if pool.server is None else pool.server
-    rows = np.setdiff1d(np.arange(len(pool.y)), server)
+    server = np.zeros(0, dtype=np.int64) if raw.server is None else raw.server
+    rows = np.setdiff1d(np.arange(len(raw.y)), server)
     if source != "merged":
-        if pool.official_test is None:
+        if raw.official_test is None:
             raise UserError(f"This data set has no official test set, so pool={source} is impossible; use pool=merged.")
-        rows = np.setdiff1d(rows, pool.official_test)
-        server = np.union1d(server, pool.official_test) if source == "train" else server
+        rows = np.setdiff1d(rows, raw.official_test)
+        server = np.union1d(server, raw.official_test) if source == "train" else server
     if server_share:
         rows = draw.permutation(rows)
         take = round(server_share * len(rows))
         server, rows = np.union1d(server, rows[:take]), np.sort(rows[take:])
     test_lists: Lists | None = None
     names: tuple[str, ...] = ()
-    natural = isinstance(partition, Natural) and pool.natural is not None
+    natural = isinstance(partition, Natural) and raw.natural is not None
     if natural:
-        assert pool.natural is not None
-        lists, names = _among(pool.natural, rows, len(pool.y)), pool.client_names
+        assert raw.natural is not None
+        lists, names = _among(raw.natural, rows, len(raw.y)), raw.client_names
         if source == "separate":
-            assert pool.official_test is not None
-            test_lists = _among(pool.natural, pool.official_test, len(pool.y))
+            assert raw.official_test is not None
+            test_lists = _among(raw.natural, raw.official_test, len(raw.y))
     else:
-        if pool.y.ndim > 1 and not isinstance(partition, Iid):
+        if raw.y.ndim > 1 and not isinstance(partition, Iid):
             raise UserError(
                 f"Partition '{partition.name}' divides by class, but these samples have a class at every position; "
                 "use partition=natural or partition=iid."
@@ -68,11 +68,11 @@ def divide(
         if clients > len(rows):
             raise UserError(f"{clients} clients are more than the {len(rows)} samples; use fewer clients.")
         if source == "separate":
-            assert pool.official_test is not None
-            mine, tests = partition.assign_both(pool.y[rows], pool.y[pool.official_test], pool.classes, clients, draw)
-            lists, test_lists = [rows[r] for r in mine], [pool.official_test[r] for r in tests]
+            assert raw.official_test is not None
+            mine, tests = partition.assign_both(raw.y[rows], raw.y[raw.official_test], raw.classes, clients, draw)
+            lists, test_lists = [rows[r] for r in mine], [raw.official_test[r] for r in tests]
         else:
-            lists = [rows[r] for r in partition.assign(pool.y[rows], pool.classes, clients, draw)]
+            lists = [rows[r] for r in partition.assign(raw.y[rows], raw.classes, clients, draw)]
     if subset is not None:
         if subset > len(lists):
             raise UserError(f"subset={subset} is more than the {len(lists)} clients of the partition.")
@@ -80,11 +80,11 @@ def divide(
         lists = [lists[i] for i in kept]
         test_lists = None if test_lists is None else [test_lists[i] for i in kept]
         names = tuple(names[i] for i in kept) if names else ()
-    return _federation(pool, lists, test_lists, server, split, seed, ordered=pool.ordered and natural, names=names)
+    return _federation(raw, lists, test_lists, server, split, seed, ordered=raw.ordered and natural, names=names)
 
 
 def _among(lists: Sequence[np.ndarray], rows: np.ndarray, n: int) -> Lists:
-    """Of each list the members that are among the rows."""
+    """Those members of each list that are among the rows."""
     wanted = np.zeros(n, dtype=bool)
     wanted[rows] = True
     return [mine[wanted[mine]] for mine in lists]
@@ -112,7 +112,7 @@ def hold_out(data: Federation, wanted: float, seed: int) -> Federation:
 
 
 def _federation(
-    pool: Pool,
+    raw: RawDataset,
     lists: Lists,
     tests: Lists | None,
     server: np.ndarray,
@@ -123,9 +123,9 @@ def _federation(
 ) -> Federation:
     parts: dict[str, Lists] = {"train": [], "val": [], "test": []}
     kept: list[int] = []
-    official_val = np.zeros(len(pool.y), dtype=bool)
-    if pool.official_val is not None:
-        official_val[pool.official_val] = True
+    official_val = np.zeros(len(raw.y), dtype=bool)
+    if raw.official_val is not None:
+        official_val[raw.official_val] = True
     for i, rows in enumerate(lists):
         held = official_val[rows]
         if len(rows) < 2 if tests is None else held.all() or not len(tests[i]):
@@ -136,7 +136,7 @@ def _federation(
         if tests is None:
             train, val, _ = split_sizes(len(rows), split)
             pieces = (rows[:train], rows[train : train + val], rows[train + val :])
-        elif pool.official_val is not None:
+        elif raw.official_val is not None:
             held = official_val[rows]
             pieces = (rows[~held], rows[held], tests[i])
         else:
@@ -147,28 +147,28 @@ def _federation(
     if not parts["train"]:
         raise UserError("The partition leaves no client with enough samples; use fewer clients.")
     dropped = len(lists) - len(kept)
-    notes = pool.notes + (
+    notes = raw.notes + (
         (f"{dropped} of {len(lists)} clients had too few samples and were left out",) if dropped else ()
     )
     return Federation(
-        x=torch.from_numpy(np.ascontiguousarray(pool.x)),
-        y=torch.from_numpy(np.ascontiguousarray(pool.y)),
-        classes=pool.classes,
+        x=torch.from_numpy(np.ascontiguousarray(raw.x)),
+        y=torch.from_numpy(np.ascontiguousarray(raw.y)),
+        classes=raw.classes,
         splits={name: Ragged.of(rows) for name, rows in parts.items()},
         server=torch.from_numpy(np.sort(server)) if len(server) else None,
-        shift=pool.shift,
-        spread=pool.spread,
-        vocab=pool.vocab,
-        unscored=pool.unscored,
-        class_names=pool.class_names,
+        mean=raw.mean,
+        std=raw.std,
+        vocab=raw.vocab,
+        unscored=raw.unscored,
+        class_names=raw.class_names,
         client_names=tuple(names[i] for i in kept) if names else (),
-        scaling=pool.scaling,
+        scaling=raw.scaling,
         notes=notes,
     )
 
 
-def settled(data: Federation) -> Federation:
-    """The federation as it is trained on: scaled, and without samples that no training could survive."""
+def validated(data: Federation) -> Federation:
+    """The federation with its columns scaled, after checking that all values are finite and all labels valid."""
     if data.scaling is not None:
         data = replace(data, x=torch.from_numpy(_scaled(data, data.scaling)), scaling=None)
     x, y = data.x, data.y
@@ -183,19 +183,19 @@ def settled(data: Federation) -> Federation:
 
 
 def _scaled(data: Federation, scaling: Scaling) -> np.ndarray:
-    """Columns of numbers filled and standardised as the training samples of all who take part say."""
+    """The samples with numeric columns filled and standardised by the training samples of the participants."""
     x = np.array(np.moveaxis(data.x.cpu().numpy(), scaling.axis, -1), dtype=np.float64)
     train = data.participants().splits["train"].flat.cpu().numpy()
     for column in np.flatnonzero(scaling.columns):
         values = x[..., column]
         seen = values[train]
         seen = seen[~np.isnan(seen)]
-        mean, spread = (seen.mean(), seen.std()) if len(seen) else (0.0, 0.0)
+        mean, std = (seen.mean(), seen.std()) if len(seen) else (0.0, 0.0)
         if scaling.fill:
             values[np.isnan(values)] = mean
         if scaling.standardise:
             values -= mean
-            values /= spread if spread > 1e-12 * abs(mean) else 1.0  # a constant's spread is a rounding error
+            values /= std if std > 1e-12 * abs(mean) else 1.0  # a constant's std is a rounding error
     return np.ascontiguousarray(np.moveaxis(x, -1, scaling.axis))
 
 

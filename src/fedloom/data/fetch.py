@@ -33,9 +33,9 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from fedloom import __version__
-from fedloom.core.errors import UserError, told
-from fedloom.core.files import Damaged, file_checksum, read_json, sync_folder, write_json
-from fedloom.data.pool import DATASETS, Dataset, Source, folders
+from fedloom.core.errors import UserError, oserror_as_user_error
+from fedloom.data.dataset import DATASETS, Dataset, Source, folders
+from fedloom.storage.files import Damaged, file_checksum, read_json, sync_folder, write_json
 
 log = logging.getLogger("fedloom")
 
@@ -66,7 +66,7 @@ def download(dataset: str | type[Dataset], data_dir: Path | None = None, watch: 
         raise UserError(
             f"Data set '{cls.name}' cannot be downloaded; docs/data.md says which files to put into {folder}."
         )
-    with told(folder):
+    with oserror_as_user_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         for source in cls.sources:
@@ -78,7 +78,7 @@ def download(dataset: str | type[Dataset], data_dir: Path | None = None, watch: 
 def _alone(folder: Path) -> Iterator[None]:
     """One process at a time; what another left half unpacked is removed."""
     lock = FileLock(folder / LOCK)
-    with told(folder):
+    with oserror_as_user_error(folder):
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -144,7 +144,7 @@ def _keep(source: Source, folder: Path, path: Path, record: dict[str, Any], unpa
     if source.unpack:
         entry["unpacked"] = _unpack(path, folder)
     elif path != target:
-        with told(target):
+        with oserror_as_user_error(target):
             os.replace(path, target)
             sync_folder(target.parent)
     if known is None or entry["unpacked"] != known["unpacked"]:
@@ -191,7 +191,7 @@ def _opener() -> request.OpenerDirector:
 
 def _fetch(url: str, file: str, part: Path, watch: Watch) -> None:
     """All of a file at `part`."""
-    with told(part):
+    with oserror_as_user_error(part):
         part.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(TRIES):
         try:
@@ -218,7 +218,7 @@ def _transfer(url: str, file: str, part: Path, watch: Watch) -> None:
             watch(file, done, size)
             with part.open("ab" if have else "wb") as out:
                 while block := answer.read(BLOCK):
-                    with told(part):
+                    with oserror_as_user_error(part):
                         out.write(block)
                         out.flush()
                     done += len(block)
@@ -309,7 +309,7 @@ def _reason(error: Exception) -> str:
 
 def _unpack(archive: Path, folder: Path) -> list[str]:
     """What is in an archive, moved into the folder once all of it is on disk; the names there."""
-    with told(folder):
+    with oserror_as_user_error(folder):
         work = Path(tempfile.mkdtemp(prefix=UNPACKING, dir=folder))
     try:
         inside, old = work / "new", work / "old"
@@ -327,7 +327,7 @@ def _unpack(archive: Path, folder: Path) -> list[str]:
                 raise Failed(f"its member {name!r} has a name that is taken")
         if hasattr(os, "sync"):
             os.sync()
-        with told(folder):
+        with oserror_as_user_error(folder):
             for name in names:
                 if (folder / name).exists():
                     os.replace(folder / name, old / name)
@@ -352,12 +352,12 @@ def _extract(archive: Path, into: Path) -> None:
             if room < 0:
                 raise Failed(f"it unpacks to more than the {free} bytes that are free on the disk")
             target = into.joinpath(*parts.parts)
-            with told(target):
+            with oserror_as_user_error(target):
                 (target if kind == "folder" else target.parent).mkdir(parents=True, exist_ok=True)
             if kind == "file":
                 with opened() as member, _written(target) as file:
                     while block := member.read(BLOCK):
-                        with told(target):
+                        with oserror_as_user_error(target):
                             file.write(block)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError) as why:
         raise Failed(f"it is no whole archive: {_reason(why)}") from why
@@ -367,12 +367,12 @@ def _extract(archive: Path, into: Path) -> None:
 
 @contextmanager
 def _written(target: Path) -> Iterator[IO[bytes]]:
-    with told(target):
+    with oserror_as_user_error(target):
         file = target.open("wb")
     try:
         yield file
     finally:
-        with told(target):
+        with oserror_as_user_error(target):
             file.close()
 
 

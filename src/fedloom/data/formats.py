@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from fedloom.core.errors import UserError
-from fedloom.data.pool import Pool
+from fedloom.data.dataset import RawDataset
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -111,12 +111,12 @@ def joined(parts: Iterable[Part]) -> Part:
 
 def pictures(
     name: str, found: Part, test: int, classes: int, full: tuple[int, int], normal: tuple[tuple[float, ...], ...]
-) -> Pool:
+) -> RawDataset:
     """The pool of a data set whose last `test` pictures are for testing; one that is not complete says so."""
     (x, y), train = found, len(found[1]) - test
     short = f"{name}: {train:,} of {full[0]:,} training and {test:,} of {full[1]:,} test images"
-    return Pool(
-        x, y, classes, official_test=np.arange(train, len(y)), shift=normal[0], spread=normal[1],
+    return RawDataset(
+        x, y, classes, official_test=np.arange(train, len(y)), mean=normal[0], std=normal[1],
         notes=() if (train, test) == full else (f"{short}, so results do not compare with published ones",),
     )  # fmt: skip
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import UserError
+from fedloom.data.dataset import RawDataset
 from fedloom.data.divide import split_sizes
-from fedloom.data.pool import Pool
 
 # of torchtext's "basic_english", in its order: what is put in place of what
 ENGLISH = (
@@ -66,7 +66,7 @@ def windows(codes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     return runs[:, :-1], runs[:, -1]
 
 
-def next_words(users: Sequence[Sequence[Sequence[str]]], words: int, length: int) -> Pool:
+def next_words(users: Sequence[Sequence[Sequence[str]]], words: int, length: int) -> RawDataset:
     """The next word at every position of the users' sentences, which are lists of words in time order.
 
     The vocabulary has the most frequent words of the first 80 % of every user's sentences. The end of a sentence and
@@ -75,7 +75,7 @@ def next_words(users: Sequence[Sequence[Sequence[str]]], words: int, length: int
     numbers = vocabulary(chain.from_iterable(early), NEXT_WORD, words)
     rows = [[BOS, *(numbers.get(word, OOV) for word in one), EOS] for said in users for one in said]
     ends = np.cumsum([0, *(len(said) for said in users)])
-    return Pool(
+    return RawDataset(
         padded([row[:-1] for row in rows], length, PAD),
         padded([row[1:] for row in rows], length, UNKNOWN_TARGET),
         classes=len(numbers),

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
-from fedloom.core.files import replacing
+from fedloom.storage.files import replacing
 
 FORMATS = ("png", "svg", "pdf")
 HELD_OUT = "#c05621"

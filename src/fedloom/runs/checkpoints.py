@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on, one file each, the two newest kept."""
+"""Checkpoints: everything a run needs to go on, one file each; the two newest are kept."""
 
 from __future__ import annotations
 
@@ -9,39 +9,43 @@ from pathlib import Path
 
 import torch
 
-from fedloom.core.files import Damaged, read_tensors, sync_folder, write_tensors
 from fedloom.core.tree import tree_map
-from fedloom.engines.rounds import Rounds, State
-from fedloom.engines.store import Snapshot
-from fedloom.runs.trees import named, rebuilt
+from fedloom.engine.client_store import Snapshot
+from fedloom.engine.simulation import Simulation, State
+from fedloom.storage.files import Damaged, read_tensors, sync_folder, write_tensors
+from fedloom.storage.trees import named, rebuilt
 
 log = logging.getLogger("fedloom")
 
 KEPT = 2
-OVERHEAD = 0.05  # of a run's time, for checkpoints
-AT_LEAST = 10.0  # seconds between two, however cheap they are
-WAITING_BYTES = 256 << 20  # rows of a store on disk that wait in memory
+MAX_OVERHEAD = 0.05  # share of a run's time that checkpoints may take
+MIN_SECONDS = 10.0  # between two checkpoints
+MAX_WAITING_BYTES = 256 << 20  # rows of a store on disk that wait in memory for a checkpoint
 
 
 class Checkpoints:
+    """The checkpoints of one run."""
+
     def __init__(self, folder: Path, every: int | None = None) -> None:
-        """`every` is a number of rounds; without it, as often as `OVERHEAD` allows."""
+        """`every` is a number of rounds; without it, checkpoints are made as often as `MAX_OVERHEAD` allows."""
         self.folder, self.every = folder, every
         self.last = time.perf_counter()
         self.cost = 0.0
 
-    def due(self, rounds: Rounds) -> bool:
+    def due(self, run: Simulation) -> bool:
+        """True if a checkpoint should be made after this round."""
         if self.every is not None:
-            return rounds.t % self.every == 0
-        if rounds.store.waiting_bytes() > WAITING_BYTES:
+            return run.t % self.every == 0
+        if run.store.waiting_bytes() > MAX_WAITING_BYTES:
             return True
-        return time.perf_counter() - self.last >= max(AT_LEAST, self.cost / OVERHEAD)
+        return time.perf_counter() - self.last >= max(MIN_SECONDS, self.cost / MAX_OVERHEAD)
 
-    def save(self, rounds: Rounds, first: Callable[[], None] = lambda: None) -> None:
-        """`first` writes what must not be behind the checkpoint (what is ahead of it is cut off on resume)."""
+    def save(self, run: Simulation, before: Callable[[], None] = lambda: None) -> None:
+        """Make a checkpoint. `before` writes files that must not be older than the checkpoint; what they have beyond it
+        is cut off on resume."""
         start = time.perf_counter()
-        first()
-        state = rounds.state()
+        before()
+        state = run.state()
         tensors = named(
             {
                 "server": state.server,
@@ -50,21 +54,21 @@ class Checkpoints:
             }
         )
         write_tensors(self._path(state.t), tensors, {"round": state.t})
-        rounds.store.committed()
+        run.store.committed()
         for old in self.found()[KEPT:]:
             old.unlink()
         self.last = time.perf_counter()
         self.cost = self.last - start
         log.info("Checkpoint of round %d, %.2f s.", state.t, self.cost)
 
-    def restore(self, rounds: Rounds, up_to: int | None = None) -> None:
-        """Bring a run that is about to start to the newest state that is undamaged; without one it starts anew. With
-        `up_to`, a state that is newer than this round is given up, if there is one that is not."""
+    def restore(self, run: Simulation, up_to: int | None = None) -> None:
+        """Set a run to the newest undamaged checkpoint; without one it starts from the beginning. With `up_to`, newer
+        checkpoints than this round are deleted, if there is an older one."""
         self.last = time.perf_counter()
-        found = self.found() if up_to is None else self._given_up(up_to)
+        found = self.found() if up_to is None else self._up_to(up_to)
         for path, before in zip(found, [*found[1:], None], strict=False):
             try:
-                rounds.restore(_load(path, rounds))
+                run.restore(_load(path, run))
                 return
             except Damaged as error:
                 instead = "the one before it is used" if before else "the run starts from the beginning"
@@ -73,14 +77,14 @@ class Checkpoints:
                 sync_folder(self.folder)
 
     def found(self) -> list[Path]:
-        """Newest first."""
+        """Paths of all checkpoints, newest first."""
         return sorted(self.folder.glob("round-*.safetensors"), reverse=True)
 
     def newest(self) -> int:
-        """The round of the newest, 0 if there is none."""
+        """The round of the newest checkpoint, 0 if there is none."""
         return max(map(_round, self.found()), default=0)
 
-    def _given_up(self, up_to: int) -> list[Path]:
+    def _up_to(self, up_to: int) -> list[Path]:
         found = self.found()
         old = [path for path in found if _round(path) <= up_to]
         if not old and len(found) == KEPT:
@@ -97,16 +101,16 @@ def _round(path: Path) -> int:
     return int(path.stem.removeprefix("round-"))
 
 
-def _load(path: Path, rounds: Rounds) -> State:
+def _load(path: Path, run: Simulation) -> State:
     tensors, note = read_tensors(path)
-    store = rounds.store
+    store = run.store
     like = Snapshot(torch.zeros(0), torch.zeros(0), tree_map(lambda v: v.cpu(), store.like))
     saved = Snapshot(**rebuilt(like._asdict(), tensors, "store"))
     if len(saved.trained) != len(store):
         raise Damaged(f"it has {len(saved.trained)} clients instead of {len(store)}")
     return State(
         t=int(note["round"]),
-        server=rebuilt(rounds.server, tensors, "server"),
+        server=rebuilt(run.server, tensors, "server"),
         post={k.removeprefix("post/"): v.numpy() for k, v in tensors.items() if k.startswith("post/")},
         store=saved,
     )

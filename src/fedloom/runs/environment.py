@@ -1,4 +1,4 @@
-"""Where and with what a run was made: versions, hardware, the state of the code around it."""
+"""Versions, hardware, command and git commit of a run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ PACKAGES = ("fedloom", "torch", "numpy", "scikit-learn", "pyarrow", "safetensors
 
 
 def environment(device: torch.device) -> dict[str, Any]:
+    """What is recorded of this machine and process."""
     found: dict[str, Any] = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -63,7 +64,7 @@ def _memory() -> int | None:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the folder that the run was started in, and whether files differ from it."""
+    """Git commit of the current folder, and whether there are uncommitted changes; None outside a repository."""
     try:
         commit = _call("rev-parse", "HEAD")
         return {"commit": commit, "changed": bool(_call("status", "--porcelain"))}

@@ -1,4 +1,4 @@
-"""A run that is asked to stop finishes its round first."""
+"""Stopping a run gracefully: on Ctrl-C it finishes its round and saves a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ log = logging.getLogger("fedloom")
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was asked to stop and can be continued from `folder`."""
+    """A run was interrupted by the user and can be continued from `folder`."""
 
     def __init__(self, folder: Path, done: int, total: int) -> None:
         super().__init__(f"stopped after round {done} of {total}")
         self.folder, self.done, self.total = folder, done, total
 
 
-class Wish:
-    asked = False
+class StopRequest:
+    """Whether the user asked the run to stop."""
+
+    requested = False
 
 
 @contextmanager
-def stoppable() -> Iterator[Wish]:
-    """The first Ctrl-C (or a termination signal) is remembered; the second one interrupts at once."""
-    wish = Wish()
+def graceful_stop() -> Iterator[StopRequest]:
+    """Within this context the first Ctrl-C (or SIGTERM) is only remembered; the second one interrupts at once."""
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield wish  # signals are the main thread's business
+        yield stop  # only the main thread can handle signals
         return
 
     def remember(number: int, frame: FrameType | None) -> None:
-        if wish.asked:
+        if stop.requested:
             raise KeyboardInterrupt
-        wish.asked = True
+        stop.requested = True
         log.warning("Stopping after this round; press Ctrl-C again to stop at once.")
 
     before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield wish
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,5 +1,5 @@
-"""The records of a run: a row per evaluated round, a row per client and evaluated round, numbers that the method itself
-reports, and apart from all of them, times."""
+"""The records of a run: one row per evaluated round, one per client and evaluated round, numbers that the method
+reports, and, in a separate table, times."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedloom.core.files import Damaged, read_table, write_table
-from fedloom.engines.rounds import Round
+from fedloom.engine.driver import Round
 from fedloom.metrics.scores import accuracies, summarize
+from fedloom.storage.files import Damaged, read_table, write_table
 
 Row = dict[str, Any]
-PEERS = {"new": "pre", "joined": "post"}  # what participating clients have that compares with a newcomer's model
+COUNTERPART = {"new": "pre", "joined": "post"}  # the view of participants that a view of new clients compares with
 FILES = ("rounds.parquet", "clients.parquet", "reports.parquet", "timings.parquet")
 
 
 class Records:
+    """Grows by one round at a time; kept as Parquet files in the run directory."""
+
     def __init__(self, rounds: list[Row] | None = None, timings: list[Row] | None = None) -> None:
         self.rounds = rounds or []
         self.timings = timings or []
@@ -27,7 +29,7 @@ class Records:
         self._reports: list[pa.Table] = []
 
     def add(self, done: Round) -> Row | None:
-        """The row of the round, if it was evaluated."""
+        """Record a round; returns its row if it was evaluated."""
         self.timings.append(
             {"round": done.t + 1, "train_seconds": done.train_seconds, "eval_seconds": done.eval_seconds}
         )
@@ -40,23 +42,25 @@ class Records:
 
     @property
     def clients(self) -> pa.Table:
+        """One row per client and evaluated round."""
         self._clients = _joined(self._clients)
         return self._clients[0]
 
     @property
     def reports(self) -> pa.Table:
-        """A row per round and client of its cohort, and one of the server, which is client -1."""
+        """One row per round and client of its cohort, and one of the server, which is client -1."""
         self._reports = _joined(self._reports)
         return self._reports[0]
 
     def save(self, folder: Path) -> None:
+        """Write all tables."""
         tables = (to_table(self.rounds), self.clients, self.reports, to_table(self.timings))
         for name, table in zip(FILES, tables, strict=True):
-            write_table(folder / name, table.combine_chunks())  # the layout must not tell how often a run was resumed
+            write_table(folder / name, table.combine_chunks())  # bytes must not depend on how often a run was resumed
 
     @staticmethod
     def load(folder: Path, up_to: int | None = None) -> Records:
-        """What was recorded, up to a round; later rows belong to rounds that will run again."""
+        """Read the tables, up to a round; later rows belong to rounds that will run again."""
         tables = [read_table(folder / name) for name in FILES]
         if up_to is not None:
             tables = [t.filter(pc.field("round") <= up_to) for t in tables]
@@ -78,6 +82,7 @@ def _joined(tables: list[pa.Table]) -> list[pa.Table]:
 
 
 def to_table(rows: list[Row]) -> pa.Table:
+    """Rows of possibly different columns as a table."""
     if not rows:
         return NOTHING
     names = dict.fromkeys(name for row in rows for name in row)
@@ -95,15 +100,16 @@ def round_row(done: Round) -> Row:
             row[f"{view}_train_loss"] = summarize(splits["train"])["loss"]
     for view, scores in done.unseen_scores.items():
         row |= {f"{view}_{name}": value for name, value in summarize(scores).items()}
-        if {f"{view}_acc_mean", f"{PEERS[view]}_acc_mean"} <= row.keys():
-            row[f"{view}_gap"] = row[f"{view}_acc_mean"] - row[f"{PEERS[view]}_acc_mean"]
+        if {f"{view}_acc_mean", f"{COUNTERPART[view]}_acc_mean"} <= row.keys():
+            row[f"{view}_gap"] = row[f"{view}_acc_mean"] - row[f"{COUNTERPART[view]}_acc_mean"]
     if done.server is not None:
         row["acc_global"] = 100 * float(done.server[0] / done.server[2])
     return row
 
 
 def client_table(done: Round) -> pa.Table:
-    ids = done.evaluated
+    """Accuracy of every evaluated client in a round."""
+    ids = done.eval_client_ids
     columns: dict[str, np.ndarray] = {
         "round": np.full(len(ids), done.t + 1),
         "client": ids,
@@ -120,16 +126,16 @@ def client_table(done: Round) -> pa.Table:
     return pa.concat_tables([pa.table(columns), pa.table(others)], promote_options="default")
 
 
-VECTOR = pa.list_(pa.field("element", pa.float64()))  # as it is called when it is read again
+VECTOR = pa.list_(pa.field("element", pa.float64()))  # the field name that Parquet gives when it is read again
 
 
 def report_table(done: Round) -> pa.Table:
-    """What the method reports of a round: of every client of the cohort, and of the server."""
-    mine, servers = done.reports, done.server_report
-    clients = done.cohort.tolist() if mine else []
-    last = [None] if servers else []
-    columns = {name: pa.array([*v, *last], VECTOR if v.ndim > 1 else pa.float64()) for name, v in mine.items()}
-    columns |= {name: pa.array([*[None] * len(clients), value], pa.float64()) for name, value in servers.items()}
-    clients += [-1] if servers else []
+    """What the method reports of a round: for every client of the cohort, and for the server."""
+    of_clients, of_server = done.reports, done.server_report
+    clients = done.cohort.tolist() if of_clients else []
+    last = [None] if of_server else []
+    columns = {name: pa.array([*v, *last], VECTOR if v.ndim > 1 else pa.float64()) for name, v in of_clients.items()}
+    columns |= {name: pa.array([*[None] * len(clients), value], pa.float64()) for name, value in of_server.items()}
+    clients += [-1] if of_server else []
     rounds = pa.array([done.t + 1] * len(clients), pa.int64())
     return pa.table({"round": rounds, "client": pa.array(clients, pa.int64()), **columns})

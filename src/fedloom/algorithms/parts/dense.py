@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, uniform
-from fedloom.core.memory import free_memory
-from fedloom.core.network import Params
+from fedloom.core.task import Task
+from fedloom.core.tree import Params
 
 
 def count(widths: tuple[int, ...]) -> int:
@@ -18,9 +18,9 @@ def count(widths: tuple[int, ...]) -> int:
     return sum(inputs * outputs + outputs for inputs, outputs in pairwise(widths))
 
 
-def check_memory(widths: tuple[int, ...], copies: int, device: torch.device, dtype: torch.dtype, advice: str) -> None:
-    """Refuse before they are drawn hypernetworks that are too large for it: a value comes from three 64-bit words."""
-    each, free = count(widths), free_memory(device)
+def check_memory(task: Task, widths: tuple[int, ...], copies: int, advice: str) -> None:
+    """Refuse hypernetworks that do not fit memory while they are drawn: a value comes from three 64-bit words."""
+    each, free, dtype = count(widths), task.data.available_memory(), task.dtype
     need = copies * each * (24 + dtype.itemsize)
     if need > free:
         raise UserError(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.core.contract import Batch
+from fedloom.core.algorithm import Batch
 
 
 def kl(z: Tensor, teacher: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedloom.core.contract import Draw
+from fedloom.core.algorithm import Draw
 
 Select = Callable[[int, Draw], np.ndarray]
 

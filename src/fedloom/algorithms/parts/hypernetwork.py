@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.keys import Key
-from fedloom.core.network import Params
 from fedloom.core.task import Task
+from fedloom.core.tree import Params
 
 WIDTH = 100  # of the trunk
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedloom.core.autodiff import grad
-from fedloom.core.network import Params
 from fedloom.core.task import Task, clip_norm
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Params, Tree
 
 Losses = Callable[[dict[str, Params]], tuple[Tensor, dict[str, Params]]]
 

@@ -11,8 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.core.network import Params
-from fedloom.core.tree import norm
+from fedloom.core.tree import Params, norm
 
 Layers = Sequence[Sequence[str]]  # names of parameters by layer
 Scale = Literal["sum1", "mean1", "raw"]

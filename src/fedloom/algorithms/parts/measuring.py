@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.core.algorithm import Batch, Phase, Slot, Step
 from fedloom.core.autodiff import vmap
-from fedloom.core.contract import Batch, Phase, Slot, Step
-from fedloom.core.network import Params
 from fedloom.core.task import Task
+from fedloom.core.tree import Params
 
 LOOK = 64  # samples at least in a batch that is only measured
 

@@ -9,10 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedloom.core.contract import Batch, Slot
+from fedloom.core.algorithm import Batch, Slot
 from fedloom.core.keys import Key, fold, permutations, rng, stream
 from fedloom.core.task import Task
-from fedloom.core.transfer import onto
 
 SAMPLES = 512  # tested at once
 Step = Callable[[Slot, Batch], Slot]
@@ -26,7 +25,7 @@ def scores(task: Task, w: Slot, step: Step, epochs: int, count: int, share: floa
     if rows is None or not count:
         return None
     order = rng("partition", 0, stream("pseudo-clients")).permutation(len(rows))  # the same for all seeds
-    parts = rows[onto(rows.device, order)].split(len(rows) // count)[:count]
+    parts = rows[task.data.tensor(order)].split(len(rows) // count)[:count]
     found = torch.zeros(3, dtype=task.dtype, device=rows.device)
     for j, part in enumerate(parts):
         cut = max(1, math.floor(share * len(part) + 1e-9))

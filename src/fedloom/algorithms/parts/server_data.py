@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fedloom.core.autodiff import vmap
-from fedloom.core.network import Params
 from fedloom.core.task import Task
-from fedloom.core.tree import Tree, leaves, take
+from fedloom.core.tree import Params, Tree, leaves, take
 
 SAMPLES = 512  # at once
 ROWS = 1 << 12  # samples times models at once: memory must not grow with the number of clients

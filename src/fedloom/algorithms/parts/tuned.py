@@ -7,7 +7,7 @@ import torch
 
 from fedloom.algorithms.parts.ddpg import DDPG
 from fedloom.algorithms.parts.measuring import measuring, tally
-from fedloom.core.contract import Algorithm, Phase
+from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
 from fedloom.core.task import clip_norm
@@ -44,10 +44,10 @@ class Tuned(Algorithm):
     def download(self, task, server, ids, t, key):
         return {"w": server["w"]}, {}  # agents are sent nowhere
 
-    def begin(self, task, down, own, info):
+    def begin(self, task, down, state, info):
         zero = torch.zeros(3, dtype=task.dtype, device=info.n.device)
         return {
-            **own,
+            **state,
             "w": task.slot(down["w"]),
             "seen": zero,  # correct, summed loss, samples
             "eta": zero[0] + self.lr_max,

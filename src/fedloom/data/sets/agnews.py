@@ -9,7 +9,7 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
-from fedloom.data.pool import Dataset, Pool, Source, locate
+from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.text import basic_english, padded, read_text, vocabulary
 
 SPECIALS = ("<pad>", "<cls>", "<unk>", "<eos>")
@@ -40,14 +40,14 @@ class AgNews(Dataset):
     length: int = setting(200, "tokens of a text; longer ones are cut", low=2)
     words: int | None = setting(None, "the vocabulary's most frequent words; others are unknown [all]", low=1)
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         parts = [READERS[layout.rpartition("/")[2]](folder / file) for file in LAYOUTS[layout]]
         tokens = [basic_english(text) for _, texts in parts for text in texts]
         numbers = vocabulary(tokens, SPECIALS, self.words)
         rows = [[CLS, *(numbers.get(word, UNK) for word in one[: self.length])] for one in tokens]
         train, test = (len(topics) for topics, _ in parts)
-        return Pool(
+        return RawDataset(
             padded(rows, self.length, PAD),
             np.array(parts[0][0] + parts[1][0], dtype=np.int64),
             classes=TOPICS,

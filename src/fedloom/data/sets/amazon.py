@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.formats import by_owner, checked_labels, need, npz, reading
-from fedloom.data.pool import Dataset, Pool, Source, locate
 
 DOMAINS = ("books", "dvd", "electronics", "kitchen")
 FEATURES = 5000
@@ -38,13 +38,13 @@ class Amazon(Dataset):
     )
     usual = {"lr": 0.005, "rounds": 100}
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         if layout == "npz":
             x, y, domain = _arrays(folder / "amazon.npz")
         else:
             x, y, domain = _reviews([folder / name for name in LAYOUTS[layout]])
-        return Pool(x, y, 2, natural=by_owner(domain), notes=_notes(domain))
+        return RawDataset(x, y, 2, natural=by_owner(domain), notes=_notes(domain))
 
 
 def _notes(domain: np.ndarray) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fedloom.core.settings import setting
+from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.formats import (
     NORMALISE,
     Part,
@@ -20,7 +21,6 @@ from fedloom.data.formats import (
     squares,
     together,
 )
-from fedloom.data.pool import Dataset, Pool, Source, locate
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 INSIDE = "cifar-10-batches-bin"
@@ -48,7 +48,7 @@ class Cifar10(Dataset):
 
     normalise: Literal["half", "published"] = setting("half", NORMALISE)
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         if layout == "compact":
             parts = [_compact(folder / name) for name in LAYOUTS[layout]]

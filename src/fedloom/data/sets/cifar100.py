@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 
 from fedloom.core.settings import setting
+from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.formats import NORMALISE, Part, checked_labels, joined, npz, pictures, squares, together
-from fedloom.data.pool import Dataset, Pool, Source, locate
 from fedloom.data.sets.cifar10 import binary
 
 INSIDE = "cifar-100-binary"
@@ -35,7 +35,7 @@ class Cifar100(Dataset):
 
     normalise: Literal["half", "published"] = setting("half", NORMALISE)
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         if layout == "compact":
             parts = [_compact(folder / name) for name in LAYOUTS[layout]]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.data.pool import Dataset, Pool
+from fedloom.data.dataset import Dataset, RawDataset
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Digits(Dataset):
     licence = "CC BY 4.0 (UCI)"
     usual = {"lr": 0.05, "rounds": 50}
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         from sklearn.datasets import load_digits
 
         bunch = load_digits()
         x = (bunch.images[:, None] / 8.0 - 1.0).astype(np.float32)  # 0..16 becomes -1..1
-        return Pool(x, bunch.target.astype(np.int64), classes=10)
+        return RawDataset(x, bunch.target.astype(np.int64), classes=10)

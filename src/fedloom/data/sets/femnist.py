@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
+from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.formats import checked_labels, need, picture, reading, together
-from fedloom.data.pool import Dataset, Pool, Source, locate
 
 TABLE = "train-00000-of-00001.parquet"
 LAYOUTS = {
@@ -35,14 +35,14 @@ class Femnist(Dataset):
 
     writers: int | None = setting(20, "so many writers, those with most samples (none: all)", low=1)
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         found = _table(folder / TABLE, self.writers) if layout == "parquet" else _leaf(folder, layout, self.writers)
         ends = np.cumsum([len(y) for _, y, _ in found])
         x, y = (np.concatenate([one[part] for one in found]) for part in (0, 1))
         test = np.flatnonzero(np.concatenate([one[2] for one in found]))
         rows = tuple(np.split(np.arange(len(y)), ends[:-1]))
-        return Pool(x[:, None], y, 62, official_test=test if len(test) else None, natural=rows)
+        return RawDataset(x[:, None], y, 62, official_test=test if len(test) else None, natural=rows)
 
 
 Writer = tuple[np.ndarray, np.ndarray, np.ndarray]  # pictures, labels, whether for testing

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import UserError
+from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.formats import idx
-from fedloom.data.pool import Dataset, Pool, Source, locate
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 LAYOUTS = {"gzip": tuple(f"{name}.gz" for name in FILES), "plain": FILES}
@@ -28,7 +28,7 @@ class FashionMnist(Dataset):
     debian = ("dataset-fashion-mnist", Path("/usr/share/datasets/fashion-mnist"))
     usual = {"lr": 0.005, "rounds": 100}
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         parts = [idx(folder / name) for name in LAYOUTS[layout]]
         for images, labels in (parts[:2], parts[2:]):
@@ -39,4 +39,4 @@ class FashionMnist(Dataset):
                 )
         x, y = np.concatenate([parts[0], parts[2]]), np.concatenate([parts[1], parts[3]])
         test = np.arange(len(parts[0]), len(x))
-        return Pool(x[:, None], y.astype(np.int64), classes=10, official_test=test, shift=(0.5,), spread=(0.5,))
+        return RawDataset(x[:, None], y.astype(np.int64), classes=10, official_test=test, mean=(0.5,), std=(0.5,))

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.settings import setting
+from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.formats import by_owner, checked_labels, need, npz, reading
-from fedloom.data.pool import Dataset, Pool, Source, locate
 
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 TEST_SUBJECTS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
@@ -49,7 +49,7 @@ class Har(Dataset):
 
     scrambled: bool = setting(False, "channels and time mixed up, as by the script that GPFL's authors used")
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         if layout == "compact":
             x, y, subject, test, notes = _compact(folder / "har.npz")
@@ -58,7 +58,7 @@ class Har(Dataset):
         if not self.scrambled:  # [n, steps, signals] as it is, or with its axes exchanged
             x = x.transpose(0, 2, 1)
         x = np.ascontiguousarray(x).reshape(len(x), len(SIGNALS), 1, STEPS)
-        return Pool(x, y, 6, official_test=np.flatnonzero(test), natural=by_owner(subject), notes=notes)
+        return RawDataset(x, y, 6, official_test=np.flatnonzero(test), natural=by_owner(subject), notes=notes)
 
 
 Read = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]

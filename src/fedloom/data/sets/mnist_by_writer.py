@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.formats import by_owner, checked_labels, idx, need, npz, reading
-from fedloom.data.pool import Dataset, Pool, Source, locate
 
 IMAGES, WRITERS = "train-images-idx3-ubyte.gz", "qmnist-train-labels-idx2-int.gz"
 LAYOUTS = {"published": (IMAGES, WRITERS), "compact": ("images.npy.xz", "meta.npz")}
@@ -34,11 +34,11 @@ class MnistByWriter(Dataset):
     )
     usual = {"lr": 0.005, "rounds": 100}
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         x, y, writer = (_published if layout == "published" else _compact)(folder)
         notes = () if len(y) == 60_000 else (f"mnist-by-writer: {len(y):,} of 60,000 digits",)
-        return Pool(x[:, None], y, 10, natural=by_owner(writer), shift=(0.5,), spread=(0.5,), notes=notes)
+        return RawDataset(x[:, None], y, 10, natural=by_owner(writer), mean=(0.5,), std=(0.5,), notes=notes)
 
 
 Read = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
-from fedloom.data.own.findings import Findings
-from fedloom.data.own.layout import kind_of
-from fedloom.data.own.read import read
-from fedloom.data.own.samples import Samples
-from fedloom.data.pool import DATASETS, Dataset, Pool
+from fedloom.data.dataset import DATASETS, Dataset, RawDataset
+from fedloom.data.user_data.findings import Findings
+from fedloom.data.user_data.layout import kind_of
+from fedloom.data.user_data.read import read
+from fedloom.data.user_data.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class OwnData(Dataset):
         if self.path:  # a run is continued from anywhere
             object.__setattr__(self, "path", os.path.abspath(os.path.expanduser(self.path)))
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         if data_dir is not None:
             raise UserError(f"--data-dir is for data sets with a name, not for your own at {self.path}.")
         return self._read().pool()

@@ -13,7 +13,7 @@ import numpy as np
 from fedloom.core.errors import UserError
 from fedloom.core.keys import rng, stream
 from fedloom.core.settings import setting
-from fedloom.data.pool import Dataset, Pool, Source, locate
+from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.text import read_json, windows
 
 # LEAF's character set; what is not in it counts as its last
@@ -59,7 +59,7 @@ class Shakespeare(Dataset):
     stride: int = setting(10, "every so manieth window is taken; 1 as in PAGE", low=1)
     length: int = setting(LENGTH, "characters of a window", low=1)
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         inner, _, kind = layout.rpartition("/")
         roles = READERS[kind](folder / inner, self.length)
@@ -82,7 +82,7 @@ class Shakespeare(Dataset):
                 kept.append((x[start : start + size : self.stride], y[start : start + size : self.stride]))
         ends = np.cumsum([0, *(len(y) for _, y in local)])
         x, y = (np.concatenate(values).astype(np.int64) for values in zip(*local, *server, strict=True))
-        return Pool(
+        return RawDataset(
             x,
             y,
             classes=len(CHARACTERS),

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
-from fedloom.data.pool import Dataset, Pool, locate
+from fedloom.data.dataset import Dataset, RawDataset, locate
 from fedloom.data.sets.stackoverflow import too_few
 from fedloom.data.text import basic_english, next_words, read_json, sentences
 
@@ -28,7 +28,7 @@ class StackExchange(Dataset):
     length: int = setting(20, "words of a sentence; longer ones are cut", low=2)
     min_sentences: int = setting(100, "only users with at least so many sentences are clients", low=2)
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         folder, _ = locate(type(self), data_dir, LAYOUTS)
         found = []
         for messages in _users(folder / FILE):

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
-from fedloom.data.pool import Dataset, Pool, Source, locate
+from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.text import next_words
 
 FILE = "stackoverflow_train.h5"
@@ -39,7 +39,7 @@ class StackOverflow(Dataset):
     length: int = setting(20, "words of a sentence; longer ones are cut", low=2)
     min_sentences: int = setting(100, "only users with at least so many sentences are clients", low=2)
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         folder, _ = locate(type(self), data_dir, LAYOUTS)
         return next_words(_users(folder / FILE, clients, self.min_sentences), self.words, self.length)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedloom.core.keys import rng, stream
 from fedloom.core.settings import setting
-from fedloom.data.pool import Dataset, Pool
+from fedloom.data.dataset import Dataset, RawDataset
 
 SERVER_SHARE = 0.2  # the last samples that a client generates go to the server
 
@@ -43,7 +43,7 @@ class Synthetic(Dataset):
         """inputs, classes"""
         return (30, 30) if self.variant == "page" else (60, 10)
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         made = [self.client(i, seed) for i in range(clients)]
         ends = np.cumsum([len(c.y) for c in made])
         mine, server = [], []
@@ -54,7 +54,7 @@ class Synthetic(Dataset):
             server.append(rows[local:])
         x = np.concatenate([c.x for c in made]).astype(np.float32)
         y = np.concatenate([c.y for c in made])
-        return Pool(x, y, self.shape[1], natural=tuple(mine), server=np.concatenate(server), ordered=True)
+        return RawDataset(x, y, self.shape[1], natural=tuple(mine), server=np.concatenate(server), ordered=True)
 
     def client(self, i: int, seed: int) -> Client:
         """The samples of client i; they do not depend on how many clients there are."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
+from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.formats import (
     NORMALISE,
     Part,
@@ -22,7 +23,6 @@ from fedloom.data.formats import (
     reading,
     together,
 )
-from fedloom.data.pool import Dataset, Pool, Source, locate
 
 INSIDE = "tiny-imagenet-200"
 FILES = ("wnids.txt", "train", "val/val_annotations.txt", "val/images")
@@ -48,7 +48,7 @@ class TinyImageNet(Dataset):
 
     normalise: Literal["half", "published"] = setting("half", NORMALISE)
 
-    def load(self, data_dir: Path | None, clients: int, seed: int) -> Pool:
+    def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         if layout == "compact":
             parts = [_compact(folder / name) for name in LAYOUTS[layout]]

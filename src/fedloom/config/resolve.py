@@ -1,0 +1,257 @@
+"""From names and values to the checked configuration of a run, and back.
+
+Config dicts (see `config.files`) from a preset, a file and the command line are combined, then resolved; `describe`
+turns a configuration back into a config dict that resolves to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedloom.config.files import SECTIONS, ConfigDict
+from fedloom.config.settings import Settings
+from fedloom.core.algorithm import ALGORITHMS, Algorithm
+from fedloom.core.errors import UserError, nearest
+from fedloom.core.federation import Federation
+from fedloom.core.settings import build, fields
+from fedloom.data.dataset import DATASETS, Dataset
+from fedloom.data.partitions import PARTITIONS, Partition
+from fedloom.data.sets.own import OwnData, own_path
+from fedloom.models.zoo import MODELS, Model
+
+VARIANT = "variant"  # a key that stands for several settings of a method
+NOT_SETTINGS = ("data_dir", "head")  # keys of a config dict that are neither settings nor sections
+# what other libraries call a setting, for the suggestion of an unknown name
+SYNONYMS = {
+    "learning_rate": "lr", "eta": "lr", "local_lr": "lr", "step_size": "lr",
+    "epochs": "local_epochs", "local_ep": "local_epochs", "num_epochs": "local_epochs", "local_steps": "local_epochs",
+    "num_clients": "clients", "n_clients": "clients", "num_users": "clients", "users": "clients",
+    "num_rounds": "rounds", "n_rounds": "rounds", "global_rounds": "rounds", "communication_rounds": "rounds",
+    "batch": "batch_size", "bs": "batch_size", "local_bs": "batch_size",
+    "frac": "participation", "fraction_fit": "participation", "join_ratio": "participation",
+    "random_state": "seed", "random_seed": "seed", "l2": "weight_decay", "wd": "weight_decay",
+    "clip_norm": "clip", "max_grad_norm": "clip", "precision": "dtype",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Config:
+    """The checked configuration of a run."""
+
+    settings: Settings
+    algorithm: Algorithm
+    dataset: Dataset | Federation
+    partition: Partition
+    model: Model | nn.Module | Callable[[], nn.Module]
+    head: str = "head"
+    data_dir: Path | None = None
+
+    def with_seed(self, seed: int) -> Config:
+        """The same configuration with another seed."""
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, seed=seed))
+
+
+def configure(
+    algorithm: str | Algorithm | type[Algorithm] = "ditto",
+    dataset: str | Path | Dataset | Federation = "digits",
+    partition: str | Partition | None = None,
+    model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,
+    head: str = "head",
+    data_dir: str | Path | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> Config:
+    """Check names and values. A bare key belongs to the run, the method, the data set, the partition or the model,
+    whichever has it; `partition.k` names one where two have the same."""
+    values = dict(values or {})
+    method = algorithm if isinstance(algorithm, type) else type(algorithm)
+    if issubclass(method, Algorithm) and "name" not in vars(method):  # records would call it by another's name
+        raise UserError(f"The method {method.__name__} has no name of its own; write name = '...' in its class.")
+    if (path := own_path(dataset)) is not None or isinstance(dataset, Path):
+        dataset, values = OwnData.name, {"dataset.path": path, **values}
+    if isinstance(dataset, Federation):
+        data_class: Any = None
+        best: tuple[str, str, dict[str, Any]] = ("mlp", "natural", {})
+    else:
+        data_class = DATASETS[dataset] if isinstance(dataset, str) else type(dataset)
+        best = _defaults(data_class, values) if isinstance(dataset, str) else dataset.defaults()
+    defaults = dict(best[2])
+    model = model if model is not None else best[0]
+    partition = partition if partition is not None else best[1]
+    of_partition = {key: defaults.pop(key) for key in list(defaults) if "." in key}
+    if partition == best[1]:
+        values = {**of_partition, **values}
+    owners: dict[str, Any] = {
+        "algorithm": ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm,
+        "dataset": data_class if isinstance(dataset, str) else dataset,
+        "partition": PARTITIONS[partition] if isinstance(partition, str) else partition,
+        "model": MODELS[model] if isinstance(model, str) else model,
+    }
+    configurable = Algorithm | Dataset | Partition | Model
+    classes: dict[str, Any] = {"run": Settings}
+    classes |= {name: o for name, o in owners.items() if isinstance(o, type) and issubclass(o, configurable)}
+    by_section = _by_section(values, classes)
+    if VARIANT in by_section.get("algorithm", {}):
+        by_section["algorithm"] = _expanded(classes["algorithm"], by_section["algorithm"])
+    settings = build(Settings, {**defaults, **by_section.pop("run")}, "a run")
+    made = {name: build(classes[name], found, f"{name} '{classes[name].name}'") for name, found in by_section.items()}
+    folder = None if data_dir is None else Path(data_dir)
+    return Config(settings, **{**owners, **made}, head=head, data_dir=folder)
+
+
+def _defaults(cls: type[Dataset], values: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Default model, partition and settings of a data set, which may depend on the data set's settings."""
+    if cls.defaults is Dataset.defaults:
+        return cls.model, cls.partition, cls.usual
+    given = {key.removeprefix("dataset."): value for key, value in values.items() if key.startswith("dataset.")}
+    given |= {key: value for key, value in values.items() if key in fields(cls)}
+    return build(cls, given, f"dataset '{cls.name}'").defaults()
+
+
+def _expanded(cls: type[Algorithm], given: dict[str, Any]) -> dict[str, Any]:
+    """The settings that `variant=...` stands for; settings that are given explicitly take precedence."""
+    wanted, rest = given[VARIANT], {key: value for key, value in given.items() if key != VARIANT}
+    if not cls.variants:
+        raise UserError(f"algorithm '{cls.name}' has no variants.")
+    if wanted not in cls.variants:
+        raise UserError(f"variant cannot be '{wanted}'; {nearest(str(wanted), list(cls.variants))}")
+    return {**cls.variants[wanted], **rest}
+
+
+def _by_section(values: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    by_section: dict[str, dict[str, Any]] = {name: {} for name in classes}
+    for key, value in values.items():  # a later value overrides an earlier one
+        section, dot, bare = key.rpartition(".")
+        if dot:
+            if section not in classes or section == "run":
+                raise UserError(
+                    f"'{key}' does not name a section; {nearest(section, [s for s in classes if s != 'run'])}"
+                )
+            by_section[section][bare] = value
+            continue
+        having = [name for name, cls in classes.items() if key in fields(cls) or _has_variants(key, cls)]
+        if not having:
+            known = [field for cls in classes.values() for field in fields(cls)]
+            word = SYNONYMS.get(key.lower(), key)
+            raise UserError(f"Unknown setting '{key}'; {nearest(word, [*known, word] if word != key else known)}")
+        if len(having) > 1:
+            options = " or ".join(f"{name}.{key}" for name in having)
+            raise UserError(f"'{key}' is a setting of both {' and '.join(having)}; write {options}.")
+        by_section[having[0]][key] = value
+    return by_section
+
+
+def combine(*configs: Mapping[str, Any]) -> ConfigDict:
+    """Merge config dicts; later ones take precedence. When another method (data set, ...) is named, the settings of the
+    earlier one are dropped. `per_method` has settings by method; a later value of such a setting overrides it."""
+    made: ConfigDict = {}
+    special: dict[str, dict[str, Any]] = {}
+    for config in configs:
+        for key, value in config.items():
+            if key == "per_method":
+                continue
+            section, dot, bare = key.partition(".")
+            if key not in SECTIONS and not (dot and section in SECTIONS):
+                made[key] = value
+                _override(special, [key])
+                continue
+            old = made.get(section, {})
+            new = {bare: value} if dot else _section(section, value)
+            replaced = "name" in new and "name" in old and new["name"] != old["name"]
+            made[section] = new if replaced else {**old, **new}
+            for name in new:  # overrides the same key without a section
+                made.pop(name, None)
+            _override(special, new)
+        for method, values in config.get("per_method", {}).items():
+            special[method] = {**special.get(method, {}), **values}
+    return {**made, "per_method": special} if any(special.values()) else made
+
+
+def _section(section: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, str):
+        return dict(value)
+    path = own_path(value) if section == "dataset" else None
+    return {"name": value} if path is None else {"name": OwnData.name, "path": path}
+
+
+def _override(special: Mapping[str, dict[str, Any]], names: Iterable[str]) -> None:
+    for values in special.values():
+        for name in names:
+            values.pop(name, None)
+
+
+def _has_variants(key: str, cls: Any) -> bool:
+    return key == VARIANT and bool(getattr(cls, "variants", None))
+
+
+def resolve(config: Mapping[str, Any]) -> Config:
+    """The configuration that a config dict describes."""
+    values: dict[str, Any] = {}
+    names: dict[str, Any] = {}
+    asked = combine(config)
+    method = str(asked.get("algorithm", {}).get("name", "ditto"))
+    asked = combine(asked, asked.pop("per_method", {}).get(method, {}))
+    for key, value in sorted(asked.items(), key=lambda item: item[0] not in SECTIONS):
+        if key in SECTIONS:
+            if value.get("own") is True:
+                raise UserError(
+                    f"The {key} '{value.get('name')}' was made in Python; continue there, with fedloom.run(..., "
+                    "out=FOLDER, resume=True)."
+                )
+            if "name" in value:
+                names[key] = value["name"]
+            values |= {f"{key}.{bare}": v for bare, v in value.items() if bare != "name"}
+        elif key in NOT_SETTINGS:
+            names[key] = value
+        else:
+            values[key] = value
+    for key, name in names.items():
+        if not isinstance(name, str) and not (key in NOT_SETTINGS and name is None):
+            raise UserError(f"{key} must be a word, not '{name}'.")
+    return configure(**{k: v for k, v in names.items() if v is not None}, values=values)
+
+
+def describe(config: Config) -> ConfigDict:
+    """The config dict that resolves to this configuration, unless data or model were Python objects."""
+    described: ConfigDict = {}
+    for section in SECTIONS:
+        thing = getattr(config, section)
+        if isinstance(thing, Algorithm | Dataset | Partition | Model):
+            described[section] = {"name": thing.name, **_plain(thing)}
+        else:
+            described[section] = {"name": getattr(thing, "__name__", type(thing).__name__), "own": True}
+    described |= _plain(config.settings)
+    described["data_dir"] = None if config.data_dir is None else str(config.data_dir.absolute())
+    if "own" in described["model"]:
+        described["head"] = config.head
+    return described
+
+
+def _plain(thing: Any) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(thing).items()}
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config dict without nesting: `algorithm` is a name, `algorithm.lam` a setting."""
+    made: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            made |= {key if bare == "name" else f"{key}.{bare}": v for bare, v in value.items()}
+        else:
+            made[key] = value
+    return made
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first setting in which two config dicts differ, with both values; the location of the data does not count."""
+    default = _plain(Settings())  # for settings that did not exist when a run was started
+    a, b = ({**default, **flat(config)} for config in (old, new))
+    for key in [*flat(old), *flat(new)]:
+        if key not in ("data_dir", "dataset.path") and a.get(key) != b.get(key):
+            return key, a.get(key), b.get(key)
+    return None

@@ -1,0 +1,44 @@
+"""The settings that every run has, whatever the method, data set, partition and model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedloom.core.settings import setting
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run that do not belong to its method, data set, partition or model."""
+
+    clients: int = setting(20, "N, number of clients (where the data set leaves it open)", low=1)
+    rounds: int = setting(50, "T, communication rounds", low=1)
+    participation: float = setting(1.0, "share of clients in a round, or their number if above 1", above=0)
+    lr: float = setting(0.05, "eta, local learning rate", above=0)
+    momentum: float = setting(0.0, "momentum of local SGD", low=0, high=0.9999)
+    weight_decay: float = setting(0.0, "weight decay of local SGD", low=0)
+    clip: float | None = setting(None, "gradient norm is clipped to this", above=0)
+    batch_size: int = setting(10, "B, samples in a batch", low=1)
+    local_epochs: int = setting(1, "E, passes over a client's data in a round", low=1)
+    seed: int = setting(0, "of initial model, client sampling, batches", low=0)
+    partition_seed: int = setting(1, "of the partition; the same for all seeds by default", low=0)
+    split: tuple[float, float, float] = setting((0.7, 0.1, 0.2), "train/validation/test shares of a client's data")
+    pool: Literal["merged", "train", "separate"] = setting("merged", "what is divided among clients")
+    subset: int | None = setting(None, "keep so many clients of the partition, drawn at random", low=1)
+    server_share: float = setting(0.0, "share of the samples that goes to the server (D_CS)", low=0, high=0.9)
+    eval_every: int = setting(1, "rounds between evaluations", low=1)
+    eval_clients: int | None = setting(None, "evaluate a fixed random sample of so many clients, not all", low=1)
+    holdout_clients: float = setting(0.0, "share (or number, from 1 on) of the clients kept out of training", low=0)
+    join_rounds: int = setting(1, "rounds in which a held-out client takes part to be counted as joined", low=1)
+    dtype: Literal["float32", "float64", "tf32", "bf16"] = setting(
+        "float32", "precision; tf32 and bf16 round inside products, of float32, to be faster on a GPU"
+    )
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    deterministic: bool = setting(False, "on a GPU, use only algorithms that give the same bits every time")
+    engine: Literal["vectorized", "reference"] = setting("vectorized", "who runs the clients")
+    plan: Literal["auto", "stacked", "stacked-eager", "per-client"] = setting(
+        "auto", "how the vectorized engine does it (eager: without traces and graphs)"
+    )
+    store: Literal["auto", "memory", "disk"] = setting("auto", "where the clients' private state is kept")
+    checkpoint_every: int | None = setting(None, "rounds between checkpoints [by time: 5 % of it at most]", low=1)

@@ -1,0 +1,246 @@
+"""The contract between algorithms and the engine.
+
+An algorithm is a frozen dataclass of hyper-parameters with pure functions over explicit state. It never sees an engine,
+a device, a loop over clients or batches, or a file. Every client function is written for ONE client; the engine calls
+it for one client after another, or under `vmap` for a whole cohort. So client functions must not branch in Python on
+tensor values (use `where`), index with booleans, or call `.item()`.
+
+A round, as every executor runs it::
+
+    shared, parts = download(server, ids)              once; parts are stacked, one row per client of the cohort
+    work = begin(down, state)                          per client; down = constants + shared + its row of parts
+    for phase in phases:                               per client; enter, then step for every batch of every epoch
+    report(work, down)                                 per client; numbers for the records, not sent to the server
+    state, up = finish(work, down, state)              per client; state is kept by the client, up is uploaded
+    server = aggregate(server, up)                     once; up is stacked over the cohort
+
+A client that joins after training runs the same round, with `admit` before it and `welcome` in place of `aggregate`.
+
+Evaluation scores three models. PM_post: `model(work)` after the phases. PM_pre: begin with the newest server state,
+then the `adapt` phases, then `model`; the result is not kept. GM: `global_model(server)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from fedloom.core.keys import Key, fold, rng
+from fedloom.core.registry import Registry
+from fedloom.core.tree import Params, Tree, size_bytes
+
+if TYPE_CHECKING:
+    from fedloom.core.task import Task
+
+
+class Draw(NamedTuple):
+    """Random draws on the host for one client in one round; the argument of `Phase.select`."""
+
+    seed: int
+    i: int  # client id
+    t: int  # round
+    run: int = 0  # index of the run, where several runs are stacked
+
+    def rng(self, stream: str, *ids: int) -> np.random.Generator:
+        """A NumPy generator of a named stream, keyed by the seed and the given ids."""
+        return rng(stream, self.seed, *ids)
+
+
+class Info(NamedTuple):
+    """What a client knows besides its state. At the server (`aggregate`), stacked, and without `counts`."""
+
+    id: Tensor  # i
+    n: Tensor  # n_i, number of training samples
+    counts: Tensor  # n_{i,c}, training samples per class; stays at the client, so it is empty at the server
+    t: Tensor  # round
+    first: Tensor  # True until the client has trained once
+    key: Tensor  # random key of (seed, i, t)
+
+
+class Batch(NamedTuple):
+    """A batch of one client's samples, padded to the full batch size."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor  # 1 for a sample, 0 for padding
+    k: Tensor  # step index within the phase
+    epoch: Tensor
+    last: Tensor  # True for the last batch of an epoch
+    key: Tensor  # random key of (seed, i, t, epoch, batch), for dropout and the like
+
+    def part(self, j: int) -> Batch:
+        """The j-th batch of a group (`Phase.group`), with a random key derived from the group's."""
+        return self._replace(x=self.x[j], y=self.y[j], mask=self.mask[j], key=fold(self.key, j))
+
+
+class Slot(NamedTuple):
+    """A model copy in training: parameters, running statistics (buffers) and momentum."""
+
+    params: Params
+    buffers: Params
+    momentum: Params
+
+
+class Output(NamedTuple):
+    """What a forward pass returns."""
+
+    logits: Tensor
+    features: Tensor  # the input of the head
+    buffers: Params  # running statistics after this pass
+
+
+Step = Callable[["Task", Tree, Batch, Tree, Info], Tree]
+Enter = Callable[["Task", Tree, Tree, Info], Tree]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Passes over a client's samples: `step(task, work, batch, down, info) -> work` for every batch."""
+
+    step: Step
+    epochs: int | Callable[[Task, Tree, Info], Tensor] = 1  # a function decides per client, inside the round
+    enter: Enter | None = None  # (task, work, down, info) -> work, called before the first batch
+    select: str | Callable[[int, Draw], np.ndarray] = "train"  # a split, or positions among the n_i samples
+    until: Callable[[Tree], Tensor] | None = None  # (work) -> True to stop; asked after every epoch
+    steps: int | None = None  # exactly so many batches instead of whole epochs
+    batch: int | None = None  # batch size, if it is not the task's
+    group: int = 1  # batches that one step receives; an incomplete group is dropped
+    halve: bool = False  # a client with too few samples for one group splits them evenly over one group
+    shuffle: bool = True
+    train: bool = True  # False: a pass that evaluates or accumulates (keeps one-sample batches under BatchNorm)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Base class of all methods. Subclasses set the class variables, add fields for hyper-parameters, define
+    functions."""
+
+    name: ClassVar[str] = ""  # the paper's name of the method, in lower case
+    source: ClassVar[str] = ""  # authors and venue
+    paper: ClassVar[str] = ""  # title
+    year: ClassVar[int] = 0
+    shared: ClassVar[str] = ""  # what is sent, in words
+    private: ClassVar[str] = ""  # what stays at the client, in words
+    # named sets of settings, where a paper and its authors' code differ: `variant=paper`, `variant=code`
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+
+    turns: ClassVar[bool] = False  # the server aggregates after each client in turn
+    partial: ClassVar[bool] = True  # a cohort may be a subset of the clients
+    needs_split: ClassVar[bool] = False  # body and head must both have parameters
+    takes_diverged: ClassVar[bool] = False  # uploads with non-finite values reach `aggregate`, too
+    needs_server_data: ClassVar[bool] = False
+    pre_is_global: ClassVar[bool] = False  # PM_pre is GM itself, so it is scored once
+    global_slot: ClassVar[str] = "w"  # the slot whose running statistics GM uses at a client
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            ALGORITHMS.add(cls.name, cls)
+
+    # -- before training ------------------------------------------------------------------------------------------
+
+    def min_samples(self, task: Task) -> int:
+        """Training samples that every client needs."""
+        return 1
+
+    def check(self, task: Task) -> None:
+        """Raise UserError, before training, for settings that do not fit the task."""
+
+    def init_server(self, task: Task, key: Key) -> Tree:
+        """The server's state before the first round."""
+        return {}
+
+    def init_client(self, task: Task, key: Key, key_i: Tensor) -> Tree:
+        """A client's private state before its first participation; `key` is the run's, `key_i` the client's."""
+        return {}
+
+    def constants(self, task: Task, key: Key) -> Tree:
+        """Values that server and clients both draw from the seed, so they are not sent; part of `down`."""
+        return {}
+
+    # -- a round --------------------------------------------------------------------------------------------------
+
+    def download(self, task: Task, server: Tree, ids: Tensor, t: int, key: Key) -> tuple[Tree, Tree]:
+        """What all clients receive, and what each receives individually (stacked in the order of ids)."""
+        return server, {}
+
+    def size_of_parts(self, parts: Tree) -> int:
+        """Bytes of the individual downloads, for a method whose parts contain padding that is not sent."""
+        return size_bytes(parts)
+
+    def begin(self, task: Task, down: Tree, state: Tree, info: Info) -> Tree:
+        """The client's working state (`work`) at the start of a round."""
+        raise NotImplementedError
+
+    def phases(self, task: Task) -> list[Phase]:
+        """The passes of local training, in order."""
+        raise NotImplementedError
+
+    def finish(self, task: Task, work: Tree, down: Tree, state: Tree, info: Info) -> tuple[Tree, Tree]:
+        """The client's new private state, and its upload."""
+        raise NotImplementedError
+
+    def aggregate(self, task: Task, server: Tree, up: Tree, info: Info, t: int, key: Key) -> Tree:
+        """The server's new state from the stacked uploads; `task.data.server` has the server's samples."""
+        return server
+
+    # -- clients that join after training -------------------------------------------------------------------------
+
+    def admit(self, task: Task, server: Tree, ids: Tensor, key: Key) -> Tree:
+        """The server state extended by what it keeps for each of these new clients; their ids follow all others."""
+        return server
+
+    def welcome(self, task: Task, server: Tree, up: Tree, info: Info, t: int, key: Key) -> Tree:
+        """The server state after new clients uploaded; only what it keeps for them individually may change."""
+        return server
+
+    # -- evaluation and records -----------------------------------------------------------------------------------
+
+    def adapt(self, task: Task) -> list[Phase]:
+        """Passes that adapt a client's model before it is evaluated as PM_pre."""
+        return []
+
+    def model(self, task: Task, work: Tree, down: Tree, info: Info) -> Any:
+        """The model that is evaluated: a Slot, or anything that `logits` accepts."""
+        raise NotImplementedError
+
+    def logits(self, task: Task, model: Any, x: Tensor) -> Tensor:
+        """Predictions of a model, for methods that do not predict by the head alone."""
+        return task.predict(model, x).logits
+
+    def global_model(self, task: Task, server: Tree) -> Params | None:
+        """The parameters of the global model; None for methods without one."""
+        return None
+
+    def server_test(self, task: Task) -> Tensor | None:
+        """Rows of the server's samples that test the global model; not those that the method learns from."""
+        return task.data.server
+
+    def score_server(self, task: Task, server: Tree, stats: Tree, key: Key) -> Tensor | None:
+        """(correct, summed loss, samples) on the server's samples, for a method that tests something else there than
+        `global_model`; `stats` are running statistics by slot."""
+        return None
+
+    def report(self, task: Task, work: Tree, down: Tree, info: Info) -> dict[str, Tensor]:
+        """Numbers of a client for the records, after its phases: scalars or vectors by name."""
+        return {}
+
+    def report_server(self, task: Task, server: Tree, info: Info) -> dict[str, Tensor]:
+        """Numbers of the server for the records, after aggregation: scalars, or one row per client of the cohort."""
+        return {}
+
+    def report_round(self, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+        """Columns that the method adds to the row of an evaluated round; `rounds` are all rows up to it."""
+        return {}
+
+    def should_stop(self, rounds: list[dict[str, Any]]) -> bool:
+        """True to end the run after the last of these evaluated rounds."""
+        return False
+
+
+ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", "fedloom.algorithms")

@@ -1,0 +1,1 @@
+"""Between main memory and the accelerator: copies, free memory, CUDA graphs."""

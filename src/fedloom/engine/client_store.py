@@ -1,0 +1,264 @@
+"""Private state of all clients, one row each; a round touches the rows of its cohort only.
+
+A client that has never trained has no row yet: `initial_rows` computes it when it is read. So a store takes no time to
+set up, and only clients that took part take memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.errors import UserError, oserror_as_user_error
+from fedloom.core.tree import Tree, leaves, size_bytes, tree_flatten, tree_map, tree_unflatten
+from fedloom.device.memory import available_memory
+from fedloom.device.transfer import to_device
+
+log = logging.getLogger("fedloom")
+
+InitialRows = Callable[[np.ndarray], Tree]  # rows of the given clients before they have trained, stacked
+
+
+class Snapshot(NamedTuple):
+    """What a checkpoint must contain of a store."""
+
+    trained: Tensor  # number of participations of every client
+    ids: Tensor  # the clients of the rows
+    rows: Tree
+
+
+class ClientStore(ABC):
+    """Rows of private state by client id."""
+
+    def __init__(self, initial_rows: InitialRows, clients: int) -> None:
+        self.initial_rows = initial_rows
+        self.like: Tree = tree_map(lambda v: v[0], initial_rows(np.zeros(1, np.int64)))  # one row, for its structure
+        self.device = next((v.device for v in leaves(self.like)), torch.device("cpu"))
+        self.trained = np.zeros(clients, dtype=np.int64)  # number of participations
+
+    def __len__(self) -> int:
+        return len(self.trained)
+
+    def read(self, ids: np.ndarray) -> Tree:
+        """Rows of the given clients, stacked."""
+        known = self.trained[ids] > 0
+        if known.all() or not leaves(self.like):  # this method has no private state
+            return self._read(ids)
+        rows = self.initial_rows(ids)
+        if known.any():
+            at = to_device(self.device, np.flatnonzero(known))
+            rows = tree_map(lambda a, b: a.index_copy(0, at, b), rows, self._read(ids[known]))
+        return rows
+
+    def everyone(self) -> Tree:
+        """Rows of all clients, stacked."""
+        return self.read(np.arange(len(self)))
+
+    def write(self, ids: np.ndarray, rows: Tree) -> None:
+        """Replace the rows of clients that have just trained."""
+        self._write(ids, rows)
+        self.trained[ids] += 1
+
+    def snapshot(self) -> Snapshot:
+        """What a checkpoint must contain of this store now."""
+        ids, rows = self._changed()
+        return Snapshot(torch.from_numpy(self.trained.copy()), torch.from_numpy(ids), rows)
+
+    def restore(self, saved: Snapshot) -> None:
+        """Return to the state of a snapshot."""
+        self.trained = saved.trained.numpy().copy()
+        self._write(saved.ids.numpy(), saved.rows)
+
+    @abstractmethod
+    def committed(self) -> None:
+        """Called when the last snapshot is durably on disk."""
+
+    def waiting_bytes(self) -> int:
+        """Memory that is taken by rows which wait for the next checkpoint."""
+        return 0
+
+    @abstractmethod
+    def _read(self, ids: np.ndarray) -> Tree:
+        """Rows of clients that have trained."""
+
+    @abstractmethod
+    def _write(self, ids: np.ndarray, rows: Tree) -> None: ...
+
+    @abstractmethod
+    def _changed(self) -> tuple[np.ndarray, Tree]:
+        """The clients whose rows a snapshot must contain, and a copy of these rows."""
+
+
+def make_store(
+    initial_rows: InitialRows, clients: int, kind: str = "memory", folder: Path | None = None
+) -> ClientStore:
+    """A store of the given kind: memory, disk (in `folder`), or auto, which uses memory as long as all rows take less
+    than half of what is free."""
+    like = initial_rows(np.zeros(1, np.int64))
+    size = clients * size_bytes(like)
+    device = next((v.device for v in leaves(like)), torch.device("cpu"))
+    free = available_memory(device)
+    if kind == "disk" or (kind == "auto" and size > free / 2 and folder is not None):
+        assert folder is not None
+        log.info("Private state of clients is kept on disk: %.1f GB for %d of them.", size / 1e9, clients)
+        return DiskStore(initial_rows, clients, folder)
+    if size > free:
+        raise UserError(
+            f"The private state of {clients} clients takes {size / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free; "
+            "keep it on disk: store=disk, and a folder for the run (--out)."
+        )
+    return MemoryStore(initial_rows, clients)
+
+
+class MemoryStore(ClientStore):
+    """Rows on the device. A snapshot contains all of them."""
+
+    def __init__(self, initial_rows: InitialRows, clients: int) -> None:
+        super().__init__(initial_rows, clients)
+        self.rows: Tree = tree_map(lambda v: _zeros(v, clients), self.like)
+
+    def _read(self, ids: np.ndarray) -> Tree:
+        at = to_device(self.device, ids)
+        return tree_map(lambda v: v[at], self.rows)
+
+    def _write(self, ids: np.ndarray, rows: Tree) -> None:
+        at = to_device(self.device, ids)
+        tree_map(lambda mine, new: mine.index_copy_(0, at, new.to(self.device)), self.rows, rows)
+
+    def _changed(self) -> tuple[np.ndarray, Tree]:
+        ids = np.flatnonzero(self.trained)
+        return ids, self._read(ids)
+
+    def committed(self) -> None:
+        pass
+
+
+def _zeros(like: Tensor, clients: int) -> Tensor:
+    """Zeros for all clients; in main memory by NumPy, whose zeros take no memory until they are written."""
+    if like.device.type == "cpu":
+        return torch.from_numpy(np.zeros((clients, *like.shape), like.numpy().dtype))
+    return like.new_zeros((clients, *like.shape))
+
+
+class DiskStore(ClientStore):
+    """Rows in memory-mapped files, behind a journal.
+
+    Changed rows stay in memory until a checkpoint contains them; they are written to the files only when the *next*
+    checkpoint is on disk, too. A snapshot contains all rows that may differ from the files, so each of the two newest
+    checkpoints is complete, whatever state a kill leaves the files in:
+
+        files <= checkpoint k-1 | journal of k: changed in (k-2, k] | journal of k+1: changed in (k-1, k+1]
+    """
+
+    def __init__(self, initial_rows: InitialRows, clients: int, folder: Path) -> None:
+        super().__init__(initial_rows, clients)
+        with oserror_as_user_error(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        flat, self.spec = tree_flatten(self.like)
+        self.files = [_RowFile(folder / f"{j:03d}.npy", clients, v) for j, v in enumerate(flat)]
+        self.pending, self.current = _Journal(clients, flat), _Journal(clients, flat)
+
+    def _read(self, ids: np.ndarray) -> Tree:
+        found = [torch.from_numpy(file.read(ids)) for file in self.files]
+        for journal in (self.pending, self.current):
+            journal.overlay(ids, found)
+        return tree_unflatten([to_device(self.device, v) for v in found], self.spec)
+
+    def _write(self, ids: np.ndarray, rows: Tree) -> None:
+        self.current.write(ids, [v.cpu() for v in leaves(rows)])
+
+    def _changed(self) -> tuple[np.ndarray, Tree]:
+        ids = np.union1d(self.pending.ids(), self.current.ids())
+        rows = [torch.empty(len(ids), *v.shape, dtype=v.dtype) for v in leaves(self.like)]
+        for journal in (self.pending, self.current):
+            journal.overlay(ids, rows)
+        return ids, tree_unflatten(rows, self.spec)
+
+    def committed(self) -> None:
+        ids = self.pending.ids()
+        for file, rows in zip(self.files, self.pending.read(ids), strict=True):
+            file.write(ids, rows.numpy())
+        self.pending.clear()
+        self.pending, self.current = self.current, self.pending
+
+    def waiting_bytes(self) -> int:
+        return self.current.used * size_bytes(self.like)
+
+
+class _RowFile:
+    """A (clients, ...) array in a sparse .npy file: disk space is taken only by rows that were written."""
+
+    def __init__(self, path: Path, clients: int, like: Tensor) -> None:
+        row = like.cpu().numpy()
+        if not path.exists():
+            new = path.with_suffix(".new")
+            with oserror_as_user_error(path):
+                np.lib.format.open_memmap(new, mode="w+", dtype=row.dtype, shape=(clients, *row.shape))
+                os.replace(new, path)  # atomic: a kill before leaves no file that looks complete
+        try:
+            self.rows = np.lib.format.open_memmap(path, mode="r")
+        except (OSError, ValueError):
+            raise UserError(f"{path} is damaged; start a new run.") from None
+        if self.rows.shape != (clients, *row.shape) or self.rows.dtype != row.dtype:
+            raise UserError(f"{path} holds the clients of another run; start a new one.")
+        self.path, self.width = path, row.nbytes
+        self.offset = path.stat().st_size - clients * row.nbytes
+
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        return self.rows[ids]
+
+    def write(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Writes through the file, not the memory map: a full disk is then an OSError, not a killed process."""
+        with oserror_as_user_error(self.path), self.path.open("r+b", buffering=0) as file:
+            for i, row in zip(ids.tolist(), rows, strict=True):
+                if os.pwrite(file.fileno(), row.tobytes(), self.offset + i * self.width) != self.width:
+                    raise OSError(errno.ENOSPC, "written in part only")
+            os.fsync(file.fileno())
+
+
+class _Journal:
+    """Rows of some clients in memory, growing as more are written."""
+
+    def __init__(self, clients: int, like: list[Tensor]) -> None:
+        self.place = np.full(clients, -1, dtype=np.int64)  # position of a client's row; -1 if it has none here
+        self.rows = [torch.empty(0, *v.shape, dtype=v.dtype) for v in like]
+        self.used = 0
+
+    def ids(self) -> np.ndarray:
+        return np.flatnonzero(self.place >= 0)
+
+    def read(self, ids: np.ndarray) -> list[Tensor]:
+        at = torch.from_numpy(self.place[ids])
+        return [v[at] for v in self.rows]
+
+    def overlay(self, ids: np.ndarray, rows: list[Tensor]) -> None:
+        """Replace those of the given rows that are here."""
+        here = self.place[ids] >= 0
+        at = torch.from_numpy(np.flatnonzero(here))
+        for mine, new in zip(rows, self.read(ids[here]), strict=True):
+            mine[at] = new
+
+    def write(self, ids: np.ndarray, rows: list[Tensor]) -> None:
+        new = ids[self.place[ids] < 0]
+        self.place[new] = self.used + np.arange(len(new))
+        self.used += len(new)
+        if self.rows and self.used > len(self.rows[0]):
+            capacity = max(self.used, 2 * len(self.rows[0]))
+            self.rows = [torch.cat([v, v.new_empty(capacity - len(v), *v.shape[1:])]) for v in self.rows]
+        at = torch.from_numpy(self.place[ids])
+        for mine, row in zip(self.rows, rows, strict=True):
+            mine[at] = row
+
+    def clear(self) -> None:
+        self.place[:] = -1
+        self.rows = [v.new_empty(0, *v.shape[1:]) for v in self.rows]
+        self.used = 0

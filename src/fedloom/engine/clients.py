@@ -1,0 +1,199 @@
+"""The clients' side of a run, as the server sees it.
+
+The server sends a `ClientRequest` and receives `ClientReplies`; nothing else crosses between them. Private state,
+running statistics and samples stay behind that line: `LocalClients` keeps them in this process, and a federation of
+machines would keep them at its sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.algorithm import Algorithm, Info
+from fedloom.core.keys import Key, fold, root
+from fedloom.core.task import Task
+from fedloom.core.tree import Params, Tree, leaves, size_bytes, take, tree_map
+from fedloom.device.transfer import to_device
+from fedloom.engine.client_store import ClientStore, InitialRows
+from fedloom.engine.cohort import Cohort, Executor, Outcome, Scores, get_stats, make_info, repeated
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientRequest:
+    """What the server asks of some clients in a round: all that leaves the server."""
+
+    job: Literal["train", "evaluate"]
+    ids: np.ndarray
+    t: int
+    shared: Tree  # download for all clients
+    parts: Tree  # individual downloads, one row per client
+    splits: tuple[str, ...]  # what to score: PM_post after training, or PM_pre
+    scored: np.ndarray | None = None  # after training, which clients to score; None for all
+    global_params: Params | None = None  # of the global model, which is evaluated on `global_splits`
+    global_splits: tuple[str, ...] = ()
+    next_ids: np.ndarray | None = None  # clients that will probably train next, so that their batches can be prepared
+    join_round: int | None = None  # of clients that join after training: how many rounds they have trained
+    stats: Tree = None  # running statistics that a joining client starts with
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Requests of equal kind can be carried out together, for stacked runs."""
+        return self.job, self.splits, self.global_splits, self.join_round
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientReplies:
+    """What clients answer, one row per client in the order of the request. Values may still be on the device."""
+
+    scores: dict[str, Scores]  # view (pre, post, global) -> split -> scores
+    up: Tree = None
+    info: Info | None = None  # without class counts, which clients do not send
+    finite: Tensor | None = None  # True for uploads that consist of finite numbers
+    report: Tree = None
+    stats: Tree = None  # running statistics, for which a simulation may ask; a real site sends none
+
+
+class InitialState(NamedTuple):
+    """What all clients of a run start from, known to both sides from the seed."""
+
+    constants: Tree
+    stats: Tree  # running statistics by slot
+
+
+def initial_state(alg: Algorithm, task: Task, seed: int, server: Tree) -> InitialState:
+    """Constants and initial running statistics; the slots show in what the first client would begin with."""
+    key = root(seed, "init")
+    constants = alg.constants(task, key)
+    if not task.network.buffers:
+        return InitialState(constants, {})
+    ids = np.zeros(1, np.int64)
+    index = to_device(task.data.device, ids)
+    info = take(make_info(task, seed, ids, 0, np.ones(1, bool)), 0)
+    shared, parts = alg.download(task, server, index, 0, key)
+    down = {**constants, **shared, **take(parts, 0)}
+    state = take(_initial_client_state(alg, task, seed, index), 0)
+    return InitialState(constants, get_stats(alg.begin(task, down, state, info)))
+
+
+def _initial_client_state(alg: Algorithm, task: Task, seed: int, ids: Tensor) -> Tree:
+    key: Key = root(seed, "init")
+    keys = fold(root(seed, "client-init"), ids)
+    made = torch.func.vmap(lambda key_i: alg.init_client(task, key, key_i))(keys)
+    return tree_map(lambda v: v.clone(memory_format=torch.contiguous_format), made)
+
+
+class LocalClients:
+    """Clients in this process. Private state is in a client store; an executor is given for every call."""
+
+    def __init__(
+        self,
+        alg: Algorithm,
+        task: Task,
+        population: Task,
+        seed: int,
+        initial: InitialState,
+        make_store: Callable[[InitialRows, int], ClientStore],
+    ) -> None:
+        """`task` is what the algorithm sees; `population` also has the samples of clients that are held out."""
+        self.alg, self.task, self.population, self.seed, self.initial = alg, task, population, seed, initial
+        self.store = make_store(self._initial_rows, task.clients)
+        self.joining: Tree = None  # state of joining clients between two of their rounds
+
+    def _initial_rows(self, ids: np.ndarray) -> Tree:
+        return self._rows(ids, self.initial.stats)
+
+    def _rows(self, ids: np.ndarray, stats: Tree) -> Tree:
+        """State of clients that have never trained."""
+        index = to_device(self.task.data.device, ids)
+        return {
+            "own": _initial_client_state(self.alg, self.task, self.seed, index),
+            "stats": repeated(stats, len(ids)),
+        }
+
+    @property
+    def bytes_per_client(self) -> int:
+        """Size of one client's private state."""
+        return size_bytes(self.store.like)
+
+    def ask(self, request: ClientRequest, executor: Executor) -> ClientReplies:
+        """Carry out a request."""
+        cohort = self.cohort(request)
+        if request.job == "train":
+            return self.trained(request, cohort, executor.train(cohort, request.splits), executor)
+        scores = self.score_global(request, cohort, executor)
+        personal = executor.score_personal(cohort, request.splits) if request.splits else None
+        return self.evaluated(scores, personal)
+
+    # Stacked runs carry out the three steps below for all runs at once, with merged cohorts in the middle.
+
+    def cohort(self, request: ClientRequest) -> Cohort:
+        """What the executor needs to know of the clients of a request."""
+        ids = request.ids
+        if request.join_round is None:
+            rows, first = self.store.read(ids), self.store.trained[ids] == 0
+        elif request.join_round == 0:
+            rows, first = self._rows(ids, request.stats or self.initial.stats), np.ones(len(ids), bool)
+        else:
+            rows, first = self.joining, np.zeros(len(ids), bool)
+        return Cohort(
+            ids=ids,
+            t=request.t,
+            shared={**self.initial.constants, **request.shared},
+            parts=request.parts,
+            client_state=rows["own"],
+            stats=rows["stats"],
+            info=make_info(self.population, self.seed, ids, request.t, first),
+            seeds=np.full(len(ids), self.seed, dtype=object),
+            run=np.zeros(len(ids), np.int64),
+            scored=np.ones(len(ids), bool) if request.scored is None else request.scored,
+            next_ids=request.next_ids,
+        )
+
+    def trained(self, request: ClientRequest, cohort: Cohort, outcome: Outcome, executor: Executor) -> ClientReplies:
+        """Keep what stays with the clients, and return what they send."""
+        rows = {"own": outcome.client_state, "stats": outcome.stats}
+        if request.join_round is None:
+            self.store.write(request.ids, rows)
+        else:
+            self.joining = rows
+        return ClientReplies(
+            scores={"post": _double(outcome.scores)},
+            up=outcome.up,
+            info=cohort.info._replace(counts=cohort.info.counts[:, :0]),
+            finite=self._finite(outcome.up, len(cohort), executor),
+            report=_double(outcome.report),
+            stats=outcome.stats,
+        )
+
+    def score_global(self, request: ClientRequest, cohort: Cohort, executor: Executor) -> dict[str, Scores]:
+        """Scores of the global model, if the request has one."""
+        if request.global_params is None:
+            return {}
+        return {"global": _double(executor.score_global(request.global_params, cohort, request.global_splits))}
+
+    def evaluated(self, scores: dict[str, Scores], personal: Scores | None) -> ClientReplies:
+        """The replies to an evaluation request; without personal scores, PM_pre is the global model."""
+        return ClientReplies(scores={**scores, "pre": scores["global"] if personal is None else _double(personal)})
+
+    def _finite(self, up: Tree, clients: int, executor: Executor) -> Tensor:
+        """Which uploads the server may use: one client that diverged must not spoil the model of all others."""
+        parts = [v.reshape(clients, -1) for v in leaves(up) if v.is_floating_point() and v.numel()]
+        if self.alg.takes_diverged or not parts:
+            return torch.ones(clients, dtype=torch.bool, device=self.task.data.device)
+        return executor.call("finite", _finite_rows, parts)
+
+
+def _finite_rows(parts: list[Tensor]) -> Tensor:
+    """Which rows are finite in all parts."""
+    # the minimum and the maximum of a row are NaN if any value of it is
+    return torch.stack([end for rows in parts for end in rows.aminmax(dim=1)]).isfinite().all(0)
+
+
+def _double(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.double() for name, value in numbers.items()}

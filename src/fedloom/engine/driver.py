@@ -1,0 +1,279 @@
+"""The server's side of a run: who takes part, what is sent, what comes back, how good everybody's model is."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.algorithm import Algorithm
+from fedloom.core.errors import UserError
+from fedloom.core.keys import rng, root
+from fedloom.core.task import Task
+from fedloom.core.tree import Params, Tree, mean, size_bytes, take, tree_map
+from fedloom.device.transfer import to_device, to_numpy
+from fedloom.engine.clients import ClientReplies, ClientRequest
+from fedloom.engine.cohort import global_slot
+from fedloom.engine.executors.scoring import score_rows
+
+log = logging.getLogger("fedloom")
+
+T = TypeVar("T")
+Steps = Generator[ClientRequest, ClientReplies, T]  # yields requests, is sent the replies, returns a result
+# Limits of one evaluation request, so that memory does not grow with the number of clients
+MAX_EVAL_CLIENTS, MAX_EVAL_BYTES = 4096, 1 << 30
+
+
+class TrainedRound(NamedTuple):
+    """What happened while a cohort trained."""
+
+    t: int
+    cohort: np.ndarray
+    reports: dict[str, np.ndarray]  # numbers of the method, one row per client of the cohort
+    server_report: dict[str, float]
+    bytes_down: int
+    bytes_up: int
+
+
+class Evaluation(NamedTuple):
+    """Scores are arrays (clients, 3): correct predictions, summed loss, samples."""
+
+    scores: dict[str, dict[str, np.ndarray]]  # view (pre, post, global) -> split -> scores
+    server: np.ndarray | None  # the global model on the server's samples
+    unseen_scores: dict[str, np.ndarray]  # view (new, joined) -> scores on test data of clients that are held out
+
+
+NOT_EVALUATED = Evaluation({}, None, {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What happened in a round. Scores are arrays (clients, 3): correct predictions, summed loss, samples."""
+
+    t: int
+    cohort: np.ndarray
+    eval_client_ids: np.ndarray  # clients that the rows of scores belong to
+    scores: dict[str, dict[str, np.ndarray]]  # view (pre, post, global) -> split -> scores; empty if not evaluated
+    server: np.ndarray | None  # the global model on the server's samples
+    unseen: np.ndarray  # ids of evaluated clients that never take part
+    unseen_scores: dict[str, np.ndarray]  # view (new, joined) -> scores on test data
+    reports: dict[str, np.ndarray]  # numbers of the method, one row per client of the cohort
+    server_report: dict[str, float]
+    bytes_down: int
+    bytes_up: int
+    train_seconds: float
+    eval_seconds: float
+
+
+class Driver:
+    """Holds the server's state of a run and advances it, round by round.
+
+    `train_round` and `evaluation` are generators: they yield what is asked of the clients and are sent the replies, so
+    the same driver serves clients in this process, several stacked runs, and remote sites.
+    """
+
+    def __init__(
+        self,
+        alg: Algorithm,
+        task: Task,
+        seed: int,
+        *,
+        held_out: int = 0,
+        eval_client_ids: np.ndarray | None = None,
+        unseen: np.ndarray | None = None,
+        join_rounds: int = 1,
+        label: str = "",
+    ) -> None:
+        """`task` has the participating clients only.
+
+        Args:
+            held_out: number of clients that do not take part; their ids follow those of the participants.
+            eval_client_ids: participants to evaluate; None for all.
+            unseen: held-out clients to evaluate; None for all.
+            join_rounds: rounds for which a held-out client trains before it is scored as joined.
+            label: distinguishes this run in messages, such as " of seed 3".
+        """
+        self.alg, self.task, self.seed, self.held_out, self.label = alg, task, seed, held_out, label
+        self.key = root(seed, "init")
+        self.t = 0  # rounds that are done
+        task.init(self.key)  # drawn here, because a module cannot draw under vmap
+        self.server = alg.init_server(task, self.key)
+        self.eval_client_ids = np.arange(task.clients) if eval_client_ids is None else np.sort(eval_client_ids)
+        self.unseen = task.clients + np.arange(held_out) if unseen is None else np.sort(unseen)
+        self.join_rounds = join_rounds
+        self.post: dict[str, np.ndarray] = {}  # split -> scores of the last PM_post of the evaluated clients
+        self.stats: Tree = {}  # mean running statistics, for a global model without a client and for new clients
+        self.diverged: set[int] = set()
+        if len(self.unseen):
+            self._check_joining()
+
+    def sample(self, t: int) -> np.ndarray:
+        """The clients of round t, in ascending order."""
+        n, ratio = self.task.clients, self.task.participation
+        m = int(ratio) if ratio > 1 else max(1, math.floor(ratio * n + 1e-9))
+        return np.sort(rng("sample", self.seed, t).choice(n, size=m, replace=False)).astype(np.int64)
+
+    def first_request(self) -> ClientRequest:
+        """A training request such as an executor will get; the execution plan is made for it."""
+        ids = self.sample(0)
+        return self._request("train", ids[:1] if self.alg.turns else ids, 0, self.server)
+
+    def _request(self, job: Any, ids: np.ndarray, t: int, server: Tree, **more: Any) -> ClientRequest:
+        shared, parts = self.alg.download(self.task, server, to_device(self.task.data.device, ids), t, self.key)
+        return ClientRequest(job=job, ids=ids, t=t, shared=shared, parts=parts, **{"splits": (), **more})
+
+    # -- training -------------------------------------------------------------------------------------------------
+
+    def train_round(self, evaluate: bool = True, cohort: np.ndarray | None = None) -> Steps[TrainedRound]:
+        """One round of training of the sampled clients, or of a given cohort."""
+        t, ids = self.t, self.sample(self.t) if cohort is None else np.sort(np.asarray(cohort, dtype=np.int64))
+        turns = [ids[j : j + 1] for j in range(len(ids))] if self.alg.turns else [ids]
+        # between evaluations PM_post matters only for clients that may not train again before the next one
+        splits = ("val", "test") if evaluate or len(ids) < self.task.clients else ()
+        down = up = 0
+        reports: list[dict[str, np.ndarray]] = []
+        stats: list[tuple[Tensor, Tree]] = []
+        for turn in turns:
+            bytes_down, bytes_up, report, n_and_stats = yield from self._train(turn, t, splits)
+            down, up = down + bytes_down, up + bytes_up
+            reports.append(report)
+            stats += n_and_stats
+        if stats:
+            n = torch.cat([n for n, _ in stats])
+            self.stats = mean(tree_map(lambda *rows: torch.cat(rows), *(rows for _, rows in stats)), n)
+        self.t = t + 1
+        of_clients = {
+            name: np.concatenate([one[name] for one in reports]) for name in reports[0] if reports[0][name].ndim
+        }
+        of_server = {name: float(value) for name, value in reports[-1].items() if not value.ndim}
+        return TrainedRound(t, ids, of_clients, of_server, down, up)
+
+    def _train(
+        self, ids: np.ndarray, t: int, splits: tuple[str, ...]
+    ) -> Steps[tuple[int, int, dict[str, np.ndarray], list[tuple[Tensor, Tree]]]]:
+        """Bytes sent down and up, reported numbers, and (n, running statistics) of the clients that did not diverge."""
+        at = np.minimum(np.searchsorted(self.eval_client_ids, ids), len(self.eval_client_ids) - 1)
+        scored = self.eval_client_ids[at] == ids
+        next_ids = None if self.alg.turns else self.sample(t + 1)
+        request = self._request("train", ids, t, self.server, splits=splits, scored=scored, next_ids=next_ids)
+        replies = yield request
+        assert replies.info is not None
+        # here, and nowhere else in a round without evaluation, the program waits for the device
+        finite, scores, report = to_numpy((replies.finite, replies.scores["post"], replies.report))
+        self._remember(at[scored], {split: found[scored] for split, found in scores.items()})
+        self._warn(ids[~finite], t)
+        up, info, stats = replies.up, replies.info, replies.stats
+        if not finite.all():
+            up, info, stats = take((up, info, stats), to_device(self.task.data.device, np.flatnonzero(finite)))
+        if finite.any():
+            server = self.alg.aggregate(self.task, self.server, up, info, t, self.key)
+            self.server = tree_map(lambda v: v.contiguous(), server)  # as a resumed run has it
+        of_server = self.alg.report_server(self.task, self.server, replies.info)
+        report |= to_numpy({name: value.double() for name, value in of_server.items()})
+        down = size_bytes(request.shared) * len(ids) + self.alg.size_of_parts(request.parts)
+        return down, size_bytes(replies.up), report, [(info.n, stats)] if stats and finite.any() else []
+
+    def _warn(self, diverged: np.ndarray, t: int) -> None:
+        for i in diverged.tolist():
+            if i not in self.diverged:  # one message per client is enough
+                log.warning(
+                    "Client %d diverged in round %d%s: its upload is left out while it has values that are no numbers.",
+                    i, t + 1, self.label,
+                )  # fmt: skip
+            self.diverged.add(i)
+
+    def _remember(self, at: np.ndarray, scores: dict[str, np.ndarray]) -> None:
+        """Keep scores of PM_post, which does not change until the client trains again; `at` are positions among the
+        evaluated clients."""
+        for split, found in scores.items():
+            if split not in self.post:
+                self.post[split] = np.full((len(self.eval_client_ids), 3), np.nan)
+            self.post[split][at] = found
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
+    def evaluation(self, bytes_per_client: int = 0, stacked_runs: int = 1) -> Steps[Evaluation]:
+        """Scores of everybody's models at the start of the next round.
+
+        `bytes_per_client` and `stacked_runs` (how many runs are evaluated at the same time) bound the clients that one
+        request asks.
+        """
+        params = self.alg.global_model(self.task, self.server)
+        scored = []
+        size = bytes_per_client + self._parts_bytes(self.eval_client_ids[:1], self.server)
+        for ids in _blocks(self.eval_client_ids, size, stacked_runs):
+            scored.append((yield self._evaluation_request(ids, params)).scores)
+        found, server = to_numpy((tree_map(lambda *rows: torch.cat(rows), *scored), self._score_server(params)))
+        # a client that never trained has no PM_post: it uses what it would start from
+        if self.post:
+            found["post"] = {s: np.where(np.isnan(rows), found["pre"][s], rows) for s, rows in self.post.items()}
+        unseen = (yield from self._joining(bytes_per_client, stacked_runs)) if len(self.unseen) else {}
+        return Evaluation(found, server, unseen)
+
+    def _evaluation_request(self, ids: np.ndarray, params: Params | None) -> ClientRequest:
+        everything = ("train", "val", "test")
+        splits, of_global = ((), everything) if self.alg.pre_is_global else (everything, ("val", "test"))
+        more = {} if params is None else {"global_params": params, "global_splits": of_global}
+        return self._request("evaluate", ids, self.t, self.server, splits=splits, **more)
+
+    def _parts_bytes(self, one: np.ndarray, server: Tree) -> int:
+        """Size of one client's individual download."""
+        return size_bytes(self._request("evaluate", one, self.t, server).parts)
+
+    def _score_server(self, params: Params | None) -> Tensor | None:
+        """Scores on the server's own samples."""
+        found = self.alg.score_server(self.task, self.server, self.stats, self.key)
+        rows = self.alg.server_test(self.task)
+        if found is None and params is not None and rows is not None:
+            slot = global_slot(self.alg, self.task, params, self.stats)
+            found = score_rows(self.task, lambda x: self.task.predict(slot, x).logits, rows)
+        return None if found is None else found.double()
+
+    # -- clients that join after training ---------------------------------------------------------------------------
+
+    def _joining(self, bytes_per_client: int, stacked_runs: int) -> Steps[dict[str, np.ndarray]]:
+        """Scores, on test data, of clients that never took part: with the model they receive on arrival (`new`), and
+        after they took part in `join_rounds` rounds (`joined`). Each joins as if it came alone: the server learns
+        nothing from it but what it keeps for this client, and the server state is not changed."""
+        server = self._admit()
+        found = []
+        size = bytes_per_client + self._parts_bytes(self.unseen[:1], server)
+        for ids in _blocks(self.unseen, size, stacked_runs):
+            found.append((yield from self._join(server, ids)))
+        return to_numpy({view: torch.cat([one[view] for one in found]) for view in found[0]})
+
+    def _join(self, server: Tree, ids: np.ndarray) -> Steps[dict[str, Tensor]]:
+        more = {"splits": ("test",), "join_round": 0, "stats": self.stats}
+        arrived = yield self._request("evaluate", ids, self.t, server, **more)
+        replies = yield self._request("train", ids, self.t, server, **more)
+        for k in range(1, self.join_rounds):
+            assert replies.info is not None
+            server = self.alg.welcome(self.task, server, replies.up, replies.info, self.t + k - 1, self.key)
+            replies = yield self._request("train", ids, self.t + k, server, **{**more, "join_round": k})
+        return {"new": arrived.scores["pre"]["test"], "joined": replies.scores["post"]["test"]}
+
+    def _admit(self) -> Tree:
+        n = self.task.clients
+        ids = torch.arange(n, n + self.held_out, device=self.task.data.device)
+        return self.alg.admit(self.task, self.server, ids, self.key)
+
+    def _check_joining(self) -> None:
+        try:
+            self._request("evaluate", self.unseen[-1:], self.t, self._admit())
+        except IndexError:
+            raise UserError(
+                f"{self.alg.name} keeps something per client at the server, but nothing for those who are held out; "
+                "give the method a function 'admit', or set holdout_clients=0."
+            ) from None
+
+
+def _blocks(ids: np.ndarray, bytes_per_client: int, stacked_runs: int) -> list[np.ndarray]:
+    """Clients in blocks whose state fits memory together with those of other runs."""
+    most = min(MAX_EVAL_CLIENTS, MAX_EVAL_BYTES // max(1, bytes_per_client)) // stacked_runs
+    return np.array_split(ids, -(-len(ids) // max(1, most)))

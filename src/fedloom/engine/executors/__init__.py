@@ -1,0 +1,1 @@
+"""Who computes what clients do: one after another, or many at once."""

@@ -1,0 +1,150 @@
+"""One client after another, one batch after another, without padding.
+
+This is the reference that other executors must match, and the fastest one for models that gain nothing from stacking;
+then several clients may train in parallel threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.algorithm import Algorithm, Batch, Info, Phase, Slot
+from fedloom.core.task import Task
+from fedloom.core.tree import Params, Tree, take, tree_map
+from fedloom.engine import batching
+from fedloom.engine.batching import Schedule
+from fedloom.engine.cohort import Cohort, Outcome, Scores, get_stats, global_slot, with_stats
+from fedloom.engine.executors.scoring import score_rows
+from fedloom.engine.executors.worker_threads import raise_if_stopped, run_in_threads
+from fedloom.engine.graph.client_step import TracedClientStep, single_model_layout
+from fedloom.engine.graph.function_cache import FunctionCache
+from fedloom.engine.planning.plan import PhaseId, Plan
+
+T = TypeVar("T")
+Predict = Callable[[Tensor], Tensor]
+
+
+class PerClientExecutor:
+    """Runs the functions of an algorithm for one client at a time."""
+
+    def __init__(self, alg: Algorithm, task: Task, plan: Plan, population: Task | None = None) -> None:
+        """`task` is what the algorithm sees; `population` has the samples of all clients, also of held-out ones."""
+        self.alg, self.task, self.plan = alg, task, plan
+        self.population = population or task
+        self.phases = {"train": alg.phases(task), "adapt": alg.adapt(task)}
+        self.traced_steps: dict[PhaseId, TracedClientStep] = {}
+        self.call = FunctionCache(enabled=False)
+
+    def _map_clients(self, cohort: Cohort, function: Callable[[int], T]) -> T:
+        """The function's results for all rows of the cohort, stacked."""
+        if not self.plan.workers:
+            return _stack([function(j) for j in range(len(cohort))])
+        sizes = self.population.data.splits["train"].sizes[cohort.ids]
+        largest_first = np.argsort(-sizes, kind="stable").tolist()  # so that all workers end at about the same time
+        return _stack(run_in_threads(function, largest_first, self.plan.workers))
+
+    @torch.no_grad()
+    def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
+        self.prepare("train", cohort)
+
+        def one(j: int) -> Outcome:
+            down, state, info, work = self.start(cohort, j)
+            for index, phase in enumerate(self.phases["train"]):
+                work = self._run_phase(("train", index), phase, work, down, info, cohort, j)
+            report = self.alg.report(self.task, work, down, info)
+            kept, up = self.alg.finish(self.task, work, down, state, info)
+            if not cohort.scored[j]:
+                nothing = torch.full((3,), torch.nan, dtype=self.task.dtype, device=self.task.data.device)
+                return Outcome(kept, up, get_stats(work), report, dict.fromkeys(splits, nothing))
+            trained = info._replace(first=torch.zeros_like(info.first))
+            model = self.alg.model(self.task, work, down, trained)
+            scores = self._score(self._personal(model), int(cohort.ids[j]), splits)
+            return Outcome(kept, up, get_stats(work), report, scores)
+
+        return self._map_clients(cohort, one)
+
+    @torch.no_grad()
+    def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+        self.prepare("adapt", cohort)
+
+        def one(j: int) -> Scores:
+            down, _, info, work = self.start(cohort, j)
+            for index, phase in enumerate(self.phases["adapt"]):
+                work = self._run_phase(("adapt", index), phase, work, down, info, cohort, j)
+            model = self.alg.model(self.task, work, down, info)
+            return self._score(self._personal(model), int(cohort.ids[j]), splits)
+
+        return self._map_clients(cohort, one)
+
+    @torch.no_grad()
+    def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+        def one(j: int) -> Scores:
+            model = global_slot(self.alg, self.task, params, take(cohort.stats, j))
+            return self._score(self._global(model), int(cohort.ids[j]), splits)
+
+        return self._map_clients(cohort, one)
+
+    def start(self, cohort: Cohort, j: int) -> tuple[Tree, Tree, Info, Tree]:
+        """Download, private state, info and initial work of the client in row j."""
+        down = tree_map(single_model_layout, {**cohort.shared, **take(cohort.parts, j)})
+        state, info = take(cohort.client_state, j), take(cohort.info, j)
+        work = with_stats(self.alg.begin(self.task, down, state, info), take(cohort.stats, j))
+        return down, state, info, tree_map(single_model_layout, work)
+
+    def prepare(self, kind: str, cohort: Cohort) -> None:
+        """Trace the steps of all phases if the plan says so; before any worker thread starts."""
+        if self.plan.replay != "traced" or (kind, 0) in self.traced_steps:
+            return
+        down, _, info, work = self.start(cohort, 0)
+        for index, phase in enumerate(self.phases[kind]):
+            work = work if phase.enter is None else phase.enter(self.task, work, down, info)
+            full = self._schedule(phase, cohort, 0, 1).full_batch(self.task)
+            self.traced_steps[kind, index] = TracedClientStep(self.task, phase, work, full, down, info)
+
+    def advance(
+        self, phase_id: PhaseId, phase: Phase, work: Tree, batches: Iterable[Batch], down: Tree, info: Info
+    ) -> Tree:
+        """The work after a step for every batch."""
+        if phase_id in self.traced_steps:
+            return self.traced_steps[phase_id].run(work, batches, down, info)
+        for batch in batches:
+            raise_if_stopped()
+            work = phase.step(self.task, work, batch, down, info)
+        return work
+
+    def _schedule(self, phase: Phase, cohort: Cohort, j: int, epochs: int, first: int = 0) -> Schedule:
+        seeds, ids, run = (v[j : j + 1] for v in (cohort.seeds, cohort.ids, cohort.run))
+        return batching.build(self.population, phase, seeds, ids, cohort.t, np.array([epochs]), first, run)
+
+    def _run_phase(
+        self, phase_id: PhaseId, phase: Phase, work: Tree, down: Tree, info: Info, cohort: Cohort, j: int
+    ) -> Tree:
+        if phase.enter is not None:
+            work = phase.enter(self.task, work, down, info)
+        epochs = phase.epochs if isinstance(phase.epochs, int) else int(phase.epochs(self.task, work, info))
+        # all epochs at once, or one by one where a condition is asked in between
+        spans = [(0, epochs)] if phase.until is None else [(e, 1) for e in range(epochs)]
+        for first, count in spans:
+            batches = self._schedule(phase, cohort, j, count, first).batches(self.task, 0)
+            work = self.advance(phase_id, phase, work, batches, down, info)
+            if phase.until is not None and bool(phase.until(work)):
+                break
+        return work
+
+    def _personal(self, model: Any) -> Predict:
+        return lambda x: self.alg.logits(self.task, model, x)
+
+    def _global(self, model: Slot) -> Predict:
+        return lambda x: self.task.predict(model, x).logits
+
+    def _score(self, predict: Predict, i: int, splits: tuple[str, ...]) -> Scores:
+        return {split: score_rows(self.task, predict, self.population.data.splits[split][i]) for split in splits}
+
+
+def _stack(trees: list[Any]) -> Any:
+    return tree_map(lambda *rows: torch.stack(rows).contiguous(), *trees)

@@ -1,0 +1,1 @@
+"""Steps as traced graphs: tracing, graph passes, CUDA graphs, streams."""

@@ -1,0 +1,183 @@
+"""Graph passes that save memory traffic: results are written over inputs or over results that are no longer needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fedloom.engine.graph.analysis import is_view, memory_of, same_layout, value_of
+from fedloom.nn.kernels.dispatch import use_custom_kernel
+from fedloom.nn.kernels.fused_update import FUSED_UPDATE
+from fedloom.nn.kernels.matmul import MATMUL, SUBTRACT_MATMUL, depth_per_program
+
+aten = torch.ops.aten
+_IN_PLACE = {aten.sub.Tensor: aten.sub_.Tensor, aten.add.Tensor: aten.add_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
+_UPDATES: dict[Any, int] = {aten.sub_.Tensor: 1, aten.add_.Tensor: -1, aten.copy_.default: 0}
+MAX_FUSED_ELEMENTS = 1 << 20  # a larger tensor gets a kernel of its own
+MAX_FUSED_TENSORS, MAX_SUMMED_ROWS = 32, 64  # tensors that one kernel writes; rows of a gradient that it sums
+# operation -> its out= form, the name of that argument, positions of arguments that may be overwritten
+_OUT_FORMS: dict[Any, tuple[Any, str, tuple[int, ...]]] = {
+    aten.relu.default: (aten.relu.out, "out", (0,)),
+    aten.threshold_backward.default: (aten.threshold_backward.grad_input, "grad_input", (0,)),
+    aten.add.Tensor: (aten.add.out, "out", (0, 1)),
+    aten.mul.Tensor: (aten.mul.out, "out", (0, 1)),
+    aten.sub.Tensor: (aten.sub.out, "out", (1, 0)),  # parameters minus the gradient: over the gradient
+}
+
+
+def write_to_inputs(module: GraphModule, first: int, counter: int) -> None:
+    """Write the results over the inputs from `first` on instead of returning them, and increase the input `counter`."""
+    graph = module.graph
+    nodes = list(graph.nodes)
+    place = {node: at for at, node in enumerate(nodes)}
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    (end,) = [node for node in nodes if node.op == "output"]
+    read = dict.fromkeys(inputs, -1)  # position of the last read of an input or of a view of it
+    for node in nodes:
+        for source in map(memory_of, node.all_input_nodes):
+            if source in read:
+                read[source] = max(read[source], place[node])
+    results = list(zip(inputs[first:], end.args[0], strict=False))
+    with graph.inserting_before(end):
+        for mine, new in results:
+            if new is not mine and memory_of(new) in read:  # it is an input that will be overwritten, too
+                end.replace_input_with(new, graph.call_function(aten.clone.default, (new,)))
+    for mine, new in zip(inputs[first:], list(end.args[0]), strict=False):
+        if new is mine:
+            continue
+        if new.target in _IN_PLACE and new.args[0] is mine and read[mine] == place[new] and len(new.users) == 1:
+            new.target = _IN_PLACE[new.target]
+        else:
+            with graph.inserting_before(end):
+                graph.call_function(aten.copy_.default, (mine, new))
+    with graph.inserting_before(end):
+        graph.call_function(aten.add_.Tensor, (inputs[counter], 1))
+    end.args = ((),)
+    module.recompile()
+
+
+def fuse_matmul_updates(module: GraphModule) -> None:
+    """Updates of weights by a matrix product subtract it while it is computed."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.sub_.Tensor):
+        mine, new = node.args
+        if not isinstance(new, Node) or new.target is not MATMUL or len(new.users) > 1 or not same_layout(mine, new):
+            continue
+        factors, tiles = new.args[:2], list[int](new.args[2])  # type: ignore[arg-type]
+        a, b = (factor.meta["val"] for factor in factors)  # type: ignore[union-attr]
+        if a.shape[2] <= tiles[2]:
+            tiles[1] = min(64, tiles[1])  # the weights are loaded before the only step and take registers
+        # the product moves to the update, where some inputs are already overwritten
+        whole = depth_per_program(a, b, tiles) >= a.shape[2]
+        if whole and all(memory_of(factor).op != "placeholder" for factor in factors):  # type: ignore[arg-type]
+            node.target, node.args = SUBTRACT_MATMUL, (mine, *factors, float(node.kwargs.get("alpha", 1)), tiles)
+            node.kwargs = {}
+            module.graph.erase_node(new)
+    module.recompile()
+
+
+def fuse_small_updates(module: GraphModule, counter: int) -> None:
+    """Write all small inputs of a graph from `write_to_inputs` in one kernel at its end, which also counts."""
+    graph, written = module.graph, _overwritten(module)
+    count = graph.find_nodes(op="placeholder")[counter]
+    (end,) = graph.find_nodes(op="output")
+    groups: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        if node.target in _UPDATES and _movable(node, written):
+            groups.setdefault(len(node.args[0].meta["val"]), []).append(node)
+    most = max(groups.values(), key=len, default=[])[:MAX_FUSED_TENSORS]
+    if not most or not use_custom_kernel("fused_update"):
+        return
+    with graph.inserting_before(end):
+        mine = [node.args[0] for node in most]
+        new = [_rows_of(graph, node, written) or node.args[1] for node in most]
+        alphas = [_UPDATES[node.target] * float(node.kwargs.get("alpha", 1)) for node in most]  # type: ignore[arg-type]
+        copies = [node.target is aten.copy_.default for node in most]
+        graph.call_function(FUSED_UPDATE, (mine, new, alphas, copies, count))
+    counting = [node for node in count.users if node.target is aten.add_.Tensor]
+    for node in (*most, *counting):
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _overwritten(module: GraphModule) -> set[Node]:
+    """All memory that operations write to."""
+    found = set()
+    for node in module.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            values = zip(node.target._schema.arguments, node.args, strict=False)
+            found |= {memory_of(v) for a, v in values if a.is_write and isinstance(v, Node)}
+    return found
+
+
+def _movable(node: Node, written: set[Node]) -> bool:
+    """True if it writes a whole small input, with a value that is not changed later."""
+    mine, new = node.args[:2]
+    if not isinstance(new, Node) or mine.op != "placeholder" or memory_of(new) in written:  # type: ignore[union-attr]
+        return False
+    value = value_of(mine)
+    if value is None or value.dtype != torch.float32 or not 0 < value.numel() <= MAX_FUSED_ELEMENTS:
+        return False
+    return value.dim() > 0 and value.is_contiguous() and same_layout(mine, new)  # type: ignore[arg-type]
+
+
+def _rows_of(graph: Any, node: Node, written: set[Node]) -> Node | None:
+    """The summands (clients, rows, ...), if what is written is a sum over a few rows."""
+    mine, new = node.args[:2]
+    while new.target is aten.view.default and len(new.users) == 1:  # type: ignore[union-attr]
+        new = new.args[0]  # type: ignore[union-attr]
+    if new.target is not aten.sum.dim_IntList or len(new.users) > 1:  # type: ignore[union-attr]
+        return None
+    source, dims = new.args[:2]  # type: ignore[union-attr]
+    value, shape = value_of(source), value_of(mine).shape  # type: ignore[union-attr]
+    if value is None or list(dims) != list(range(1, 1 + len(dims))) or not value.is_contiguous():  # type: ignore[arg-type]
+        return None
+    rows = value[0].numel() // max(1, shape[1:].numel())
+    if rows > MAX_SUMMED_ROWS or value.dtype != torch.float32 or memory_of(source) in written:  # type: ignore[arg-type]
+        return None
+    found = graph.call_function(aten.view.default, (source, [shape[0], rows, *shape[1:]]))
+    found.meta["val"] = value.view(shape[0], rows, *shape[1:])
+    return found
+
+
+def reuse_buffers(module: GraphModule) -> None:
+    """Let elementwise operations write over an argument of the same layout that is an intermediate result and is not
+    read later, directly or through a view. Values stay the same to the bit."""
+    nodes = list(module.graph.nodes)
+    owner: dict[Node, Node] = {}  # the node whose memory a value is in
+    last: dict[Node, Node] = {}  # the last reader of that memory
+    for node in nodes:
+        owner[node] = owner[node.args[0]] if is_view(node) else node
+        for source in node.all_input_nodes:
+            last[owner[source]] = node
+    for node in nodes:
+        form, name, places = _OUT_FORMS.get(node.target, (None, "", ()))
+        for over in (node.args[k] for k in places if k < len(node.args)):
+            if isinstance(over, Node) and _is_free(node, over, owner, last):
+                node.target, node.kwargs = form, {**node.kwargs, name: over}
+                break
+    module.graph.lint()
+    module.recompile()
+
+
+def _is_free(node: Node, over: Node, owner: dict[Node, Node], last: dict[Node, Node]) -> bool:
+    mine = owner[over]
+    if mine.op != "call_function" or last[mine] is not node:
+        return False
+    if any(other is not over and owner[other] is mine for other in node.all_input_nodes):
+        return False
+    x, y = node.meta["val"], over.meta["val"]
+    return x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype and _is_dense(y)
+
+
+def _is_dense(x: Tensor) -> bool:
+    """True if the elements fill their memory without overlap or gaps."""
+    extent = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride != extent:
+            return False
+        extent *= size
+    return True

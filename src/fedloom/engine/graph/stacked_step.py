@@ -1,0 +1,254 @@
+"""The steps of a phase for a stacked cohort: carried out eagerly, from a traced graph, or from CUDA graphs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fedloom.core.algorithm import Batch, Info, Phase
+from fedloom.core.autodiff import vmap
+from fedloom.core.task import Task
+from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
+from fedloom.device.cuda_graph import capture_graph, side_stream_warmup
+from fedloom.device.transfer import clone_tensors, copy_tensors
+from fedloom.engine.batching import Window
+from fedloom.engine.cohort import Cohort
+from fedloom.engine.graph.analysis import count_operations, passed_through, result_bytes, used_inputs
+from fedloom.engine.graph.in_place import fuse_matmul_updates, fuse_small_updates, write_to_inputs
+from fedloom.engine.graph.multi_stream import MAX_RESULT_BYTES, MultiStreamGraph
+from fedloom.engine.graph.tracing import trace
+from fedloom.engine.planning.plan import Plan
+from fedloom.nn.kernels.batch_gather import gather_batch, pack_table, table_width
+from fedloom.nn.kernels.convolution import convolutions
+from fedloom.nn.kernels.passes import insert_kernels
+from fedloom.nn.kernels.warmup import compile_kernels
+
+Flat = list[Tensor]
+STEPS_PER_GRAPH = {32: 64, 8: 256}  # steps that one CUDA graph contains, and the most nodes of a step's graph for it
+
+
+def flat_inputs(cohort: Cohort) -> tuple[Flat, Flat]:
+    """What a step receives besides state and batch: tensors with one row per client, and tensors shared by all."""
+    return tree_flatten((cohort.parts, cohort.info))[0], tree_flatten(cohort.shared)[0]
+
+
+class StackedStep:
+    """A phase's step for many clients, from a flat list of tensors to a flat list, so that it can be traced.
+
+    The inputs are: the six columns of a window at one step, the state, what else has one row per client (parts and
+    info), what all clients share, and all samples.
+    """
+
+    def __init__(self, task: Task, phase: Phase, work: Tree, cohort: Cohort, plan: Plan) -> None:
+        self.task, self.phase, self.conv_algos = task, phase, plan.convolutions
+        _, self.work_spec = tree_flatten(work)
+        _, self.row_spec = tree_flatten((cohort.parts, cohort.info))
+        _, self.shared_spec = tree_flatten(cohort.shared)
+        self.state_size = self.work_spec.num_leaves
+        self.row_size = self.row_spec.num_leaves
+        self.down_dims = {**dict.fromkeys(cohort.shared), **dict.fromkeys(cohort.parts, 0)}
+
+    def __call__(self, *flat: Tensor) -> Flat:
+        rows, *tables = flat[:6]
+        x, y = flat[-2:]
+        return self.on_batch(x[rows], y[rows], tables, flat[6:-2])
+
+    def on_batch(self, x: Tensor, y: Tensor, tables: Sequence[Tensor], rest: Sequence[Tensor]) -> Flat:
+        """The step on samples that are already gathered."""
+        cut = self.state_size
+        work = tree_unflatten(rest[:cut], self.work_spec)
+        parts, info = tree_unflatten(rest[cut : cut + self.row_size], self.row_spec)
+        shared = tree_unflatten(rest[cut + self.row_size :], self.shared_spec)
+        batch = Batch(self.task.data.prepare(x), y, *tables)
+
+        def one(work: Tree, batch: Batch, down: Tree, info: Info) -> Tree:
+            return self.phase.step(self.task, work, batch, down, info)
+
+        dims = (0, 0, self.down_dims, 0)
+        with convolutions(self.conv_algos):
+            leaves, spec = tree_flatten(vmap(one, in_dims=dims)(work, batch, {**shared, **parts}, info))
+        if spec != self.work_spec:
+            raise TypeError(f"the step of a phase must return work as it got it: {self.work_spec}, not {spec}")
+        return [v.contiguous() for v in leaves]  # a traced graph relies on the layout of its inputs
+
+
+class StepRunner(Protocol):
+    """Carries out the steps of a phase."""
+
+    changes: list[bool]  # which tensors of the state a step changes
+    operations: int  # of a step's graph; 0 where there is none
+
+    def start(self, state: Flat, rows: Flat, shared: Flat) -> None:
+        """Begin with this state; `rows` and `shared` are those of `flat_inputs`."""
+
+    def load(self, window: Window) -> None:
+        """Copy batches to where the next steps read them."""
+
+    def advance(self, window: Window, first: int, last: int, prefix: int) -> None:
+        """Carry out the steps from `first` to `last` of a window for the first `prefix` clients."""
+
+    def rows(self, first: int, last: int) -> Flat:
+        """The state of some clients."""
+
+
+class FunctionalRunner:
+    """From state to state, eagerly or from traced graphs; nothing is written in place."""
+
+    def __init__(self, step: StackedStep, traced: bool) -> None:
+        self.step, self.traced = step, traced
+        self.graphs: dict[int, tuple[Callable[..., Flat], list[bool]]] = {}  # by prefix: graph, inputs that it reads
+        self.changes = [True] * step.state_size
+        self.operations = 0
+
+    def start(self, state: Flat, rows: Flat, shared: Flat) -> None:
+        self.state, self.row_inputs = state, rows
+        self.shared = [*shared, self.step.task.data.x, self.step.task.data.y]
+
+    def load(self, window: Window) -> None:
+        """Does nothing: batches are read where they are."""
+
+    def rows(self, first: int, last: int) -> Flat:
+        return [s[first:last] for s in self.state]
+
+    def advance(self, window: Window, first: int, last: int, prefix: int) -> None:
+        state, rows = (_resize(v, prefix) for v in (self.state, self.row_inputs))
+        run, used = self._graph(prefix, window, state, rows)
+        for w in range(first, last):
+            tables = [v[w, :prefix] if u else v for v, u in zip(window, used, strict=True)]
+            state = run(*tables, *state, *rows, *self.shared)
+        self.state, self.row_inputs = list(state), rows
+
+    def _graph(self, prefix: int, window: Window, state: Flat, rows: Flat) -> tuple[Callable[..., Flat], list[bool]]:
+        if not self.traced:
+            return self.step, [True] * len(window)
+        if prefix not in self.graphs:
+            module = trace(self.step, [*(v[0, :prefix] for v in window), *state, *rows, *self.shared])
+            self.changes = [not same for same in passed_through(module, len(window))]
+            self.operations = count_operations(module)
+            self.graphs[prefix] = module.forward, used_inputs(module)[: len(window)]
+        return self.graphs[prefix]
+
+
+def _resize(tensors: Flat, rows: int) -> Flat:
+    """The first rows; where there are fewer, padded with the first one (padding is never read)."""
+    if tensors and len(tensors[0]) < rows:
+        return [torch.cat([t, t[:1].expand(rows - len(t), *t.shape[1:])]) for t in tensors]
+    return [t[:rows] for t in tensors]
+
+
+class CapturedSteps(NamedTuple):
+    by_steps: dict[int, torch.cuda.CUDAGraph]  # by number of steps, the largest first
+    graph: Any  # kept alive because the CUDA graphs read its constants
+
+
+class CudaGraphRunner:
+    """CUDA graphs over static memory, one per prefix size: a step is one launch."""
+
+    def __init__(self, step: StackedStep, plan: Plan, window_length: int, memory_pool: Any) -> None:
+        self.step, self.capacity, self.compiled = step, plan.chunk, plan.compiled
+        self.window_length, self.memory_pool = window_length, memory_pool
+        self.captured: dict[int, CapturedSteps] = {}  # by prefix
+        self.state: Flat = []
+        self.changes = [True] * step.state_size
+        self.operations = 0
+
+    def start(self, state: Flat, rows: Flat, shared: Flat) -> None:
+        if not self.state:
+            self.state = [_zeros(v, self.capacity) for v in state]
+            self.row_inputs = [_zeros(v, self.capacity) for v in rows]
+            self.shared = [v.clone() for v in shared]
+            self.at = torch.zeros(1, dtype=torch.int64, device=self.step.task.data.device)
+            self.table: Tensor | None = None
+            self.loaded: Window | None = None
+        pairs = zip([*self.state, *self.row_inputs], [*state, *rows], strict=True)
+        copy_tensors([*(mine[: len(new)] for mine, new in pairs), *self.shared], [*state, *rows, *shared])
+
+    def rows(self, first: int, last: int) -> Flat:
+        return clone_tensors([s[first:last] for s in self.state])
+
+    def advance(self, window: Window, first: int, last: int, prefix: int) -> None:
+        self.load(window)
+        if prefix not in self.captured:
+            self.captured[prefix] = self._capture(prefix)
+        self.at.fill_(first)
+        left = last - first
+        for size, graph in self.captured[prefix].by_steps.items():
+            for _ in range(left // size):
+                graph.replay()
+            left %= size
+
+    def load(self, window: Window) -> None:
+        if self.table is None:
+            self.shape = list(window.rows.shape[2:])
+            self.table = window.rows.new_zeros(self.window_length, self.capacity, table_width(self.shape))
+        if self.loaded is not window:
+            self.table[: len(window.k), : window.k.shape[1]] = pack_table(*window)
+            self.loaded = window
+
+    def traced_step(self, prefix: int) -> tuple[GraphModule, Flat]:
+        """The graph of a step for the first `prefix` clients, which overwrites its inputs; and these inputs."""
+        assert self.table is not None
+        data = self.step.task.data
+        rows, state = ([v[:prefix] for v in tensors] for tensors in (self.row_inputs, self.state))
+        inputs = [self.table, self.at, *state, *rows, *self.shared, data.x, data.y]
+
+        def step(table: Tensor, at: Tensor, *flat: Tensor) -> Flat:
+            x, y, mask, more = gather_batch(table, at, *flat[-2:], prefix, self.shape, data.dtype)
+            k, epoch, last, key = more
+            return self.step.on_batch(x, y, (mask, k, epoch, last > 0, key), flat[:-2])
+
+        module = trace(step, inputs)
+        compiled = self._compiles(prefix)
+        self.changes = [not same for same in passed_through(module, 2)]
+        self.operations = count_operations(module)
+        insert_kernels(module, compiled)
+        write_to_inputs(module, 2, 1)
+        if not compiled:  # torch's compiler fuses updates itself
+            fuse_matmul_updates(module)
+            fuse_small_updates(module, 1)
+        return module, inputs
+
+    def _compiles(self, prefix: int) -> bool:
+        """True if torch's compiler is used; small prefixes are bound by the number of kernels, not by memory."""
+        return self.compiled and 2 * prefix > self.capacity
+
+    def _capture(self, prefix: int) -> CapturedSteps:
+        module, inputs = self.traced_step(prefix)
+        state = inputs[2 : 2 + len(self.state)]
+        compile_kernels(module)
+        run: Callable[..., Any] = _compiled(module, inputs) if self._compiles(prefix) else module
+        if not self._compiles(prefix) and result_bytes(module.graph) <= MAX_RESULT_BYTES:
+            run = MultiStreamGraph(module)
+        kept = [v.clone() for v in (self.at, *state)]
+
+        def go(steps: int) -> None:
+            for _ in range(steps):
+                run(*inputs)
+
+        def first_step() -> None:
+            self.at.zero_()
+            run(*inputs)
+
+        side_stream_warmup(first_step, times=2)
+        sizes = [steps for steps, most in STEPS_PER_GRAPH.items() if len(module.graph.nodes) <= most]
+        by_steps = {steps: capture_graph(partial(go, steps), self.memory_pool)[0] for steps in (*sizes, 1)}
+        copy_tensors([self.at, *state], kept)
+        return CapturedSteps(by_steps, run)
+
+
+def _compiled(module: GraphModule, inputs: Flat) -> Callable[..., Any]:
+    import torch._inductor as inductor  # takes seconds to import
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice that users cannot follow
+        return inductor.compile(module, list(inputs))
+
+
+def _zeros(like: Tensor, rows: int) -> Tensor:
+    return like.new_zeros((rows, *like.shape[1:]))

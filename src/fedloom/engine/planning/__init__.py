@@ -1,0 +1,1 @@
+"""How a run is carried out: what is measured, what is decided, the plan."""

@@ -1,0 +1,173 @@
+"""Choosing the execution plan: whether stacking pays for this task, how steps are replayed, how many clients fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedloom.core.algorithm import Algorithm
+from fedloom.core.task import Task
+from fedloom.device.memory import available_memory
+from fedloom.engine.cohort import Cohort, Executor
+from fedloom.engine.executors.per_client import PerClientExecutor
+from fedloom.engine.executors.stacked import StackedExecutor
+from fedloom.engine.planning.dry_run import dry_run
+from fedloom.engine.planning.measure import (
+    Option,
+    Workload,
+    faster_scoring,
+    measure_per_client,
+    measure_stacked,
+)
+from fedloom.engine.planning.plan import Plan, Replay
+from fedloom.engine.planning.tuning import candidates, fastest_algos
+from fedloom.nn.kernels.convolution import Algo, ConvCase, convolutions
+from fedloom.nn.kernels.dispatch import has_cuda_kernels
+
+log = logging.getLogger("fedloom")
+
+MEMORY_SHARE = 0.5  # of what is free now, for a chunk
+MARGIN = 0.9  # stacking takes more memory, so it must save a tenth of the time
+TRACE_PAYS = 2.0  # seconds of all rounds, below which nothing is traced
+ONE_BY_ONE = Plan("per-client", scoring="per-client")
+REFERENCE = replace(ONE_BY_ONE, reason="reference engine")
+# What takes time to try must be expected to save a multiple of it. Measured on an H200:
+SECONDS_PER_ALGO = 0.5  # to compile and time an algorithm of a convolution
+TUNING_SAVES, COMPILER_SAVES = 1 / 5, 1 / 3  # of the steps' time, at most
+REQUIRED_GAIN = 2.0  # the multiple
+
+
+def make_executor(alg: Algorithm, task: Task, plan: Plan, population: Task | None = None) -> Executor:
+    """The executor for a given plan."""
+    plan = replace(plan, device=task.data.device.type, threads=torch.get_num_threads())
+    return (PerClientExecutor if plan.mode == "per-client" else StackedExecutor)(alg, task, plan, population)
+
+
+def choose_executor(
+    alg: Algorithm,
+    task: Task,
+    population: Task,
+    cohort: Cohort,
+    evaluated: int,
+    mode: str = "auto",
+    runs: int = 1,
+) -> Executor:
+    """The executor, with its plan, for rounds with cohorts like this one in which `evaluated` clients are scored.
+
+    `mode` is auto, stacked, stacked-eager (without traced graphs) or per-client; `runs` is the number of stacked runs.
+    """
+    option = _choose(Workload(alg, task, population, cohort, evaluated), mode)
+    reason = option.plan.reason if runs == 1 else f"for {runs} runs; {option.plan.reason}"
+    executor = option.executor
+    device, threads = task.data.device.type, torch.get_num_threads()
+    executor.plan = replace(option.plan, runs=runs, reason=reason, device=device, threads=threads)
+    return executor
+
+
+def _choose(load: Workload, mode: str) -> Option:
+    why = "asked for"
+    if mode != "per-client":
+        try:
+            return _best(load, mode)
+        except Exception as error:  # any operation of the method or the model may lack a vmap rule
+            if mode != "auto":
+                raise
+            found = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            log.warning("Clients are trained one by one: this model and method cannot be stacked (%s).", found)
+            why = f"cannot be stacked: {found}"
+    option = _one_by_one(load)
+    return replace(option, plan=replace(option.plan, reason=why))
+
+
+def _best(load: Workload, mode: str) -> Option:
+    alg, task = load.alg, load.task
+    captured = _captures(task)
+    replay: Replay = "captured" if captured else "traced"
+    seen: dict[str, ConvCase] = {}
+    with convolutions(None, seen):
+        chunk = _chunk(load, {} if _custom_convolutions(task) else None)
+    if mode != "auto":
+        replay = "eager" if mode == "stacked-eager" else replay
+        plan = Plan("stacked", replay, chunk=chunk, convolutions={} if seen else None, reason="asked for")
+        return Option(plan, make_executor(alg, task, plan, load.population), 0.0)
+    alone = _one_by_one(load)
+    scoring = faster_scoring(load)
+    stacked: list[Option] = []
+    left_out: list[str] = []
+
+    def pays(name: str, price: float, share: float) -> bool:
+        gain = share * stacked[-1].seconds * task.rounds
+        if gain < REQUIRED_GAIN * price:
+            left_out.append(f"; not {name}: {price:.2g} s to save {gain:.2g} s at most")
+        return gain >= REQUIRED_GAIN * price
+
+    if not captured:
+        stacked.append(measure_stacked(load, Plan("stacked", "eager", scoring, chunk)))
+    if captured or min(o.seconds for o in (alone, *stacked)) * task.rounds > TRACE_PAYS:
+        plan = Plan("stacked", replay, scoring, chunk, convolutions={} if seen else None)
+        stacked.append(measure_stacked(load, plan))
+        if seen and pays("tuned", _tuning_seconds(seen.values()), TUNING_SAVES):
+            dtype = torch.bfloat16 if task.network.half else torch.float32
+            found = fastest_algos(seen.values(), stacked[-1].plan.chunk, task.data.device, dtype)
+            stacked.append(measure_stacked(load, replace(stacked[-1].plan, convolutions=found)))
+        if captured and pays("compiled", stacked[-1].compiling, COMPILER_SAVES):
+            stacked.append(measure_stacked(load, replace(stacked[-1].plan, compiled=True)))
+    best = min(stacked, key=lambda option: option.total(task))
+    if best.total(task) > MARGIN * alone.total(task):
+        best = alone
+    rates = ", ".join(f"{_label(o.plan)} {o.seconds:.3g} s" for o in (alone, *stacked))
+    return replace(best, plan=replace(best.plan, reason=f"expected per round: {rates}{''.join(left_out)}"))
+
+
+def _captures(task: Task) -> bool:
+    """True if steps are captured as CUDA graphs."""
+    return task.data.device.type == "cuda"
+
+
+def _custom_convolutions(task: Task) -> bool:
+    """True if stacked convolutions can use other algorithms than torch's."""
+    return has_cuda_kernels(task.data.x) and task.dtype == torch.float32
+
+
+def _tuning_seconds(cases: Iterable[ConvCase]) -> float:
+    """Seconds for trying all algorithms of these convolutions."""
+    return SECONDS_PER_ALGO * sum(len(candidates(case)) for case in cases)
+
+
+def _one_by_one(load: Workload) -> Option:
+    """With all threads for one client after another, or with clients in parallel threads; traced where it pays."""
+    task = load.task
+    best, workers = measure_per_client(load, ONE_BY_ONE), min(torch.get_num_threads(), len(load.cohort))
+    if task.data.device.type != "cpu":
+        return best
+    if workers > 1:
+        parallel = measure_per_client(load, replace(ONE_BY_ONE, workers=workers))
+        best = parallel if parallel.seconds < MARGIN * best.seconds else best
+    if best.seconds * task.rounds > TRACE_PAYS:
+        try:
+            traced = measure_per_client(load, replace(best.plan, replay="traced"))
+        except Exception:  # any operation may lack what tracing needs
+            log.info("A client's step cannot be traced.", exc_info=True)
+            return best
+        best = min(best, traced, key=lambda option: option.total(task))
+    return best
+
+
+def _label(plan: Plan) -> str:
+    if plan.mode == "stacked":
+        return f"stacked ({plan.replay}{', tuned' * bool(plan.convolutions)}{', compiled' * plan.compiled})"
+    notes = [plan.replay] * (plan.replay != "eager") + [f"{plan.workers} side by side"] * (plan.workers > 0)
+    return f"per-client ({', '.join(notes)})" if notes else plan.mode
+
+
+def _chunk(load: Workload, conv_algos: dict[str, Algo] | None = None) -> int:
+    """How many clients fit memory together, from what two of them take."""
+    few = load.cohort.rows(np.arange(min(2, len(load.cohort))))
+    each = dry_run(load.alg, load.task, few, conv_algos) / len(few)
+    fit = max(1, int(MEMORY_SHARE * available_memory(load.task.data.device) / each))
+    chunks = -(-len(load.cohort) // fit)
+    return -(-len(load.cohort) // chunks)

@@ -1,0 +1,234 @@
+"""Timing a few steps of an execution plan, to predict how long a round takes."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedloom.core.algorithm import Algorithm, Phase
+from fedloom.core.task import Task
+from fedloom.core.tree import Tree, tree_flatten
+from fedloom.device.memory import free_memory, is_out_of_memory
+from fedloom.engine import batching
+from fedloom.engine.batching import Schedule
+from fedloom.engine.cohort import Cohort, Executor
+from fedloom.engine.executors.per_client import PerClientExecutor
+from fedloom.engine.executors.scoring import score_rows
+from fedloom.engine.executors.stacked import StackedExecutor
+from fedloom.engine.executors.worker_threads import run_in_threads
+from fedloom.engine.graph.stacked_step import StepRunner, flat_inputs
+from fedloom.engine.planning.plan import Mode, Plan
+
+log = logging.getLogger("fedloom")
+
+SHRINKS = (0.6, 0.7, 0.8, 0.9)
+COMPILE_SECONDS = 0.12  # of torch's compiler per operation of a graph, on an H200: 8 s for 60, 20 s for 150
+
+
+class Workload(NamedTuple):
+    """What a plan is made for."""
+
+    alg: Algorithm
+    task: Task  # what the algorithm sees
+    population: Task  # has the samples of all clients, also of held-out ones
+    cohort: Cohort  # such as an executor will get
+    evaluated: int  # clients that are scored in a round
+
+    def share(self, kind: str) -> float:
+        """How often the cohort's work is done in a round: evaluation adapts all clients that it scores."""
+        return 1.0 if kind == "train" else self.evaluated / len(self.cohort)
+
+    def phases(self) -> list[tuple[str, int, Phase]]:
+        """The phases of training, and those of adaptation before evaluation."""
+        kinds = {"train": self.alg.phases(self.task), "adapt": self.alg.adapt(self.task)}
+        return [(kind, index, phase) for kind, phases in kinds.items() for index, phase in enumerate(phases)]
+
+
+@dataclass
+class Option:
+    """A plan with what is expected of it."""
+
+    plan: Plan
+    executor: Executor  # with what was traced and captured while it was measured
+    seconds: float  # of the steps of a round
+    once: float = 0.0  # of tracing and capturing
+    compiling: float = 0.0  # of torch's compiler
+
+    def total(self, task: Task) -> float:
+        """Expected seconds of all rounds."""
+        return self.seconds * task.rounds + self.once
+
+
+def seconds(function: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
+    """The least of a few timings, after a warm-up."""
+    function()
+    times = []
+    for _ in range(repeats):
+        _synchronize(device)
+        start = time.perf_counter()
+        function()
+        _synchronize(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _epochs(phase: Phase) -> int:
+    return phase.epochs if isinstance(phase.epochs, int) else 1
+
+
+@torch.no_grad()
+def faster_scoring(load: Workload) -> Mode:
+    """Stacked where a client's test samples take little longer than one of them, so that overhead is what is saved."""
+    task, cohort = load.task, load.cohort
+    executor = PerClientExecutor(load.alg, task, Plan("per-client"))
+    sizes = task.data.splits["test"].sizes[cohort.ids]
+    median = int(np.argsort(sizes)[len(sizes) // 2])
+    down, _, info, work = executor.start(cohort.rows(np.array([median])), 0)
+    predict = partial(load.alg.logits, task, load.alg.model(task, work, down, info))
+    rows = task.data.splits["test"][int(cohort.ids[median])]
+    one, all_ = (seconds(partial(score_rows, task, predict, r), task.data.device) for r in (rows[:1], rows))
+    return "stacked" if all_ < 3 * one else "per-client"
+
+
+@torch.no_grad()
+def measure_per_client(load: Workload, plan: Plan) -> Option:
+    """Times a few steps of the largest client; with worker threads, as many of it at once as there are threads."""
+    alg, task, cohort = load.alg, load.task, load.cohort
+    largest = int(np.argmax(task.data.splits["train"].sizes[cohort.ids]))
+    one = cohort.rows(np.array([largest]))
+    executor, started = PerClientExecutor(alg, task, plan, load.population), time.perf_counter()
+    for kind in executor.phases:
+        executor.prepare(kind, one)
+    once = time.perf_counter() - started if plan.replay == "traced" else 0.0
+    down, _, info, start = executor.start(one, 0)
+    total, work = 0.0, start
+    for kind, index, phase in load.phases():
+        work = work if index else start
+        if phase.enter is not None:
+            work = phase.enter(task, work, down, info)
+        schedule = batching.for_cohort(task, phase, cohort, _epochs(phase))
+        batches = list(itertools.islice(schedule.batches(task, largest), 5))
+        if not batches:
+            continue
+        steps = partial(executor.advance, (kind, index), phase, work, batches, down, info)
+        timed = partial(seconds, steps, task.data.device)
+        workers = range(plan.workers)
+        times = run_in_threads(lambda _: timed(), workers, len(workers)) if workers else [timed()]  # noqa: B023
+        each = max(times) / len(batches)
+        total += load.share(kind) * each * _steps_of_busiest(schedule.steps, max(1, plan.workers))
+    return Option(plan, executor, total, once)
+
+
+def _steps_of_busiest(steps: np.ndarray, workers: int) -> int:
+    """Steps of the worker that has most of them, when each takes the largest client that is left."""
+    load = [0] * workers
+    for more in sorted(steps.tolist(), reverse=True):
+        heapq.heapreplace(load, load[0] + more)
+    return max(load)
+
+
+def measure_stacked(load: Workload, plan: Plan) -> Option:
+    """Times a stacked plan, with fewer clients at once should memory be short."""
+    while True:
+        try:
+            return _measure_stacked(load, plan)
+        except Exception as error:
+            if not is_out_of_memory(error) or plan.chunk == 1:
+                raise
+        free_memory()
+        log.warning("Out of memory with %d clients at once: trying %d.", plan.chunk, -(-plan.chunk // 2))
+        plan = replace(plan, chunk=-(-plan.chunk // 2))
+
+
+@torch.no_grad()
+def _measure_stacked(load: Workload, plan: Plan) -> Option:
+    """Times the largest and the smallest prefix and interpolates between them; the cohort's schedule says how often
+    each prefix size runs."""
+    task, cohort = load.task, load.cohort
+    executor = StackedExecutor(load.alg, task, plan, load.population)
+    sizes = task.data.splits["train"].sizes[cohort.ids]
+    some = cohort.rows(np.argsort(-sizes, kind="stable")[: plan.chunk])
+    work = start = executor.begin(some)
+    chunks = -(-len(cohort) // plan.chunk)
+    found = []
+    for kind, index, phase in load.phases():
+        work = executor.enter((kind, index), phase, work if index else start, some)
+        schedule = batching.for_cohort(task, phase, some, _epochs(phase))
+        steps = np.sort(schedule.steps)[::-1]
+        if not steps[0]:
+            continue
+        active = (steps > np.arange(steps[0])[:, None]).sum(1)
+        runner = executor.runner((kind, index), phase, work, some)
+        prefixes = sorted({plan.prefix(int(active[0])), plan.prefix(int(active[-1]))})
+        timed = [_time_prefix(runner, task, schedule, work, some, prefix) for prefix in prefixes]
+        found.append(_TimedPhase(load.share(kind) * chunks, active, prefixes, timed, runner.operations))
+    trials = [replace(plan, shrink=shrink) for shrink in (SHRINKS if plan.replay != "eager" else (plan.shrink,))]
+    compiling = _compiler_seconds(plan, found)
+    options = [Option(trial, executor, *_expected(trial, found), compiling) for trial in trials]
+    best = min(options, key=lambda option: option.total(task))
+    executor.plan = best.plan
+    return best
+
+
+class _TimedPhase(NamedTuple):
+    """What was measured of a phase."""
+
+    times: float  # how often a chunk does it in a round
+    active: np.ndarray  # clients that still have batches, by step
+    prefixes: list[int]
+    seconds: list[tuple[float, float]]  # by prefix: to trace or capture it, and per step
+    operations: int  # of a step's graph
+
+
+def _expected(plan: Plan, phases: list[_TimedPhase]) -> tuple[float, float]:
+    """Seconds of a round, and once."""
+    total = once = 0.0
+    for phase in phases:
+        prefixes = np.array([plan.prefix(int(a)) for a in phase.active])
+        total += phase.times * float(np.interp(prefixes, phase.prefixes, [step for _, step in phase.seconds]).sum())
+        if plan.replay != "eager":
+            once += float(np.interp(np.unique(prefixes), phase.prefixes, [ready for ready, _ in phase.seconds]).sum())
+    return total, once
+
+
+def _compiler_seconds(plan: Plan, phases: list[_TimedPhase]) -> float:
+    """Seconds of torch's compiler for what it compiles: prefixes of more than half of the chunk, in as few sizes as
+    possible."""
+    few = replace(plan, shrink=min(SHRINKS))
+    sizes = [{few.prefix(int(active)) for active in phase.active} for phase in phases]
+    large = [sum(2 * size > plan.chunk for size in found) for found in sizes]
+    return COMPILE_SECONDS * sum(phase.operations * count for phase, count in zip(phases, large, strict=True))
+
+
+def _time_prefix(
+    runner: StepRunner, task: Task, schedule: Schedule, work: Tree, some: Cohort, prefix: int
+) -> tuple[float, float]:
+    """Seconds to trace or capture a prefix size, and seconds per step of it."""
+    length = min(4, int(schedule.steps.max()))
+    window = schedule.window(task, np.minimum(np.arange(prefix), len(some) - 1), 0, length)
+    state, rest = tree_flatten(work)[0], flat_inputs(some)
+
+    def steps() -> None:
+        runner.start(state, *rest)
+        runner.advance(window, 0, length, prefix)
+
+    start = time.perf_counter()
+    steps()
+    _synchronize(task.data.device)
+    ready = time.perf_counter() - start
+    each = seconds(steps, task.data.device) / length
+    return max(0.0, ready - each * length), each

@@ -1,0 +1,48 @@
+"""The execution plan: choices that change how long a run takes and the last bits of its results, nothing else.
+
+A plan is made once, by measuring, and recorded with the run, so that the run can be repeated to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Mode = Literal["stacked", "per-client"]
+Replay = Literal["eager", "traced", "captured"]
+
+
+PhaseId = tuple[str, int]  # "train" or "adapt", and the index of the phase in it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run is carried out."""
+
+    mode: Mode
+    replay: Replay = "eager"  # how steps are carried out: eagerly, from a traced graph, or from a captured CUDA graph
+    scoring: Mode = "stacked"  # how the models of stacked clients are evaluated
+    chunk: int = 1  # clients that are stacked at most
+    rows: int = 0  # samples that stacked models score at once; 0 for the default
+    shrink: float = 0.6  # ratio of two successive prefix sizes, where each size needs its own trace or graph
+    workers: int = 0  # threads that train clients in parallel; 0: one client at a time has all threads
+    compiled: bool = False  # captured steps come from torch's compiler
+    convolutions: dict[str, str] | None = None  # algorithm of each stacked convolution; None for torch's own
+    device: str = ""  # type of the device it was made for
+    threads: int = 0  # intra-op threads on the CPU
+    runs: int = 1  # number of runs that are stacked together
+    reason: str = ""
+
+    def prefix(self, active: int) -> int:
+        """Rows a step is computed for when `active` clients still have batches: exactly these, or the next larger of a
+        few sizes."""
+        if self.replay == "eager":
+            return active
+        size = self.chunk
+        while (smaller := int(size * self.shrink)) >= active:
+            size = smaller
+        return size
+
+    def record(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        return asdict(self)

@@ -1,0 +1,149 @@
+"""Several runs of one method carried out as one: their clients are stacked along the same axis.
+
+Each run keeps its own server, clients, sampling and records. What the runs ask of their clients at the same time is
+merged into one cohort, computed once, and divided again. A single run is a group of one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.core.tree import Tree, take, tree_map
+from fedloom.engine.clients import ClientReplies, ClientRequest
+from fedloom.engine.cohort import Cohort, Executor
+from fedloom.engine.driver import NOT_EVALUATED, Round, Steps, T
+from fedloom.engine.planning.choose import choose_executor, make_executor
+from fedloom.engine.planning.plan import Plan
+from fedloom.engine.simulation import Simulation
+from fedloom.engine.stacked_settings import differing_settings, stacked_algorithm, values_tree
+
+
+class RunGroup:
+    """Advances runs that are alike in everything but seeds and plain numbers."""
+
+    def __init__(self, runs: Sequence[Simulation], plan: Plan | str = "auto") -> None:
+        """`plan` is an execution plan, or how one is made: auto, stacked, stacked-eager or per-client."""
+        self.runs, first = runs, runs[0]
+        names = differing_settings(runs)
+        self.values = [values_tree(run, names) for run in runs]
+        alg = stacked_algorithm(runs, names)
+        if isinstance(plan, Plan):
+            executor = make_executor(alg, first.task, plan, first.population)
+        else:
+            cohort = self._merged(dict(enumerate(run.first_cohort() for run in runs)))
+            evaluated = sum(len(run.driver.eval_client_ids) for run in runs)
+            executor = choose_executor(alg, first.task, first.population, cohort, evaluated, plan, len(runs))
+        stacked = executor.plan.mode == "stacked"
+        self.stacked = stacked and len(runs) > 1
+        self.executors: list[Executor] = [
+            executor if stacked or len(runs) == 1 else make_executor(run.alg, run.task, executor.plan, run.population)
+            for run in runs
+        ]
+
+    def plan(self, number: int = 0) -> Plan:
+        """The execution plan of a run; it changes when memory turns out to be short."""
+        return self.executors[number].plan
+
+    @torch.no_grad()
+    def advance(
+        self, evaluate: bool = True, some: Sequence[int] | None = None, cohort: np.ndarray | None = None
+    ) -> list[Round]:
+        """One round of all runs, or of some that have done equally many rounds; of the clients that each run samples,
+        or of a given cohort."""
+        which = range(len(self.runs)) if some is None else some
+        drivers = [self.runs[number].driver for number in which]
+        share = 1 / len(drivers)  # seconds are divided evenly among the runs
+        start = time.perf_counter()
+        trained = self._lockstep(which, [driver.train_round(evaluate, cohort) for driver in drivers])
+        middle = time.perf_counter()
+        found = self.evaluate(which) if evaluate else [NOT_EVALUATED] * len(drivers)
+        end = time.perf_counter()
+        return [
+            Round(
+                **done._asdict(),
+                **scored._asdict(),
+                eval_client_ids=driver.eval_client_ids,
+                unseen=driver.unseen,
+                train_seconds=share * (middle - start),
+                eval_seconds=share * (end - middle),
+            )
+            for driver, done, scored in zip(drivers, trained, found, strict=True)
+        ]
+
+    @torch.no_grad()
+    def evaluate(self, some: Sequence[int] | None = None) -> list[Any]:
+        """Scores of everybody's models at the start of the next round."""
+        which = range(len(self.runs)) if some is None else some
+        size, count = self.runs[0].clients.bytes_per_client, len(self.runs)
+        return self._lockstep(which, [self.runs[number].driver.evaluation(size, count) for number in which])
+
+    def _lockstep(self, which: Sequence[int], steps: Sequence[Steps[T]]) -> list[T]:
+        """What the generators of the runs return; requests of equal kind are carried out together."""
+        results: dict[int, T] = {}
+        replies: dict[int, Any] = dict.fromkeys(which)
+        generators = dict(zip(which, steps, strict=True))
+        while replies:
+            requests: dict[int, ClientRequest] = {}
+            for number, reply in replies.items():
+                try:
+                    requests[number] = generators[number].send(reply)
+                except StopIteration as end:
+                    results[number] = end.value
+            replies = {}
+            for kind in dict.fromkeys(request.kind for request in requests.values()):
+                replies |= self._ask({number: r for number, r in requests.items() if r.kind == kind})
+        return [results[number] for number in which]
+
+    def _ask(self, requests: dict[int, ClientRequest]) -> dict[int, ClientReplies]:
+        """The replies to requests of one kind, by the number of the run."""
+        if not self.stacked:
+            return {n: self.runs[n].clients.ask(request, self.executors[n]) for n, request in requests.items()}
+        clients = {number: self.runs[number].clients for number in requests}
+        cohorts = {number: clients[number].cohort(request) for number, request in requests.items()}
+        request, executor = next(iter(requests.values())), self.executors[0]
+        if request.job == "train":
+            trained = self._together(cohorts, lambda cohort: executor.train(cohort, request.splits))
+            return {n: clients[n].trained(requests[n], cohorts[n], trained[n], executor) for n in requests}
+        # the global model is scored in one pass over a run's samples, which stacking would not make faster
+        shared = {n: clients[n].score_global(requests[n], cohorts[n], executor) for n in requests}
+        scored = dict.fromkeys(requests)
+        if request.splits:
+            scored = self._together(cohorts, lambda cohort: executor.score_personal(cohort, request.splits))
+        return {n: clients[n].evaluated(shared[n], scored[n]) for n in requests}
+
+    def _together(self, cohorts: dict[int, Cohort], function: Callable[[Cohort], Tree]) -> dict[int, Any]:
+        """The function's result for the merged cohorts, divided by run."""
+        done = function(self._merged(cohorts))
+        ends = np.cumsum([0, *map(len, cohorts.values())]).tolist()
+        return {number: take(done, slice(a, b)) for number, (a, b) in zip(cohorts, pairwise(ends), strict=True)}
+
+    def _merged(self, cohorts: dict[int, Cohort]) -> Cohort:
+        """The cohorts of some runs as one."""
+        each = list(cohorts.values())
+        if len(self.runs) == 1:
+            return each[0]
+
+        def stacked(name: str) -> Tree:
+            return tree_map(lambda *rows: torch.cat(rows), *(getattr(cohort, name) for cohort in each))
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(cohort, name) for cohort in each])
+
+        return replace(
+            each[0],
+            ids=joined("ids"),
+            shared={},
+            **{name: stacked(name) for name in ("parts", "client_state", "stats", "info")},
+            seeds=joined("seeds"),
+            run=np.repeat(list(cohorts), [len(cohort) for cohort in each]),
+            scored=joined("scored"),
+            shared_by_run={number: {**cohort.shared, **self.values[number]} for number, cohort in cohorts.items()},
+            next_ids=None if any(cohort.next_ids is None for cohort in each) else joined("next_ids"),
+        )

@@ -1,1 +1,0 @@
-"""Operations with weights of their own for every client, where PyTorch has none that is fast."""

@@ -1,0 +1,1 @@
+"""One run, several in one, comparisons and sweeps."""

@@ -1,0 +1,143 @@
+"""From a configuration to a task: data, model, and a check that everything fits together."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedloom.config.resolve import Config
+from fedloom.config.settings import Settings
+from fedloom.core.algorithm import Algorithm
+from fedloom.core.errors import UserError
+from fedloom.core.federation import Federation
+from fedloom.core.keys import rng
+from fedloom.core.task import Task
+from fedloom.data.divide import divide, hold_out, validated
+from fedloom.models.zoo import Model
+from fedloom.nn.network import Network
+
+log = logging.getLogger("fedloom")
+
+
+def find_device(name: str) -> torch.device:
+    """The device of a name; `auto` is a CUDA GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device cannot be '{name}'; use auto, cpu, cuda or cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device cannot be '{name}'; use auto, cpu, cuda or cuda:N.")
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise UserError(f"device '{name}' is not there: this machine has {count} CUDA devices; use device=cpu.")
+    return device
+
+
+def make_data(config: Config) -> Federation:
+    """Load the data and divide them among clients, on the device of the run."""
+    s = config.settings
+    device, dtype = find_device(s.device), torch.float64 if s.dtype == "float64" else torch.float32
+    if s.dtype == "tf32" and device.type != "cuda":
+        raise UserError("dtype=tf32 is a format of NVIDIA GPUs, but this run is on the CPU; use dtype=float32.")
+    notes: tuple[str, ...] = ()
+    if isinstance(config.dataset, Federation):
+        data = config.dataset
+    else:
+        raw = config.dataset.load(config.data_dir, s.clients, s.partition_seed)
+        data = divide(
+            raw, config.partition, s.clients,
+            split=s.split, source=s.pool, subset=s.subset, server_share=s.server_share, seed=s.partition_seed,
+        )  # fmt: skip
+        if s.holdout_clients and raw.server is not None:
+            notes = ("The data set gives samples of all clients to the server, also of those who are held out",)
+    if s.holdout_clients:
+        data = hold_out(data, s.holdout_clients, s.partition_seed)
+    data = validated(data)
+    for note in (*data.notes, *notes):
+        log.warning("%s.", note)
+    return data.to(device, dtype)
+
+
+def make_task(config: Config, data: Federation | None = None) -> Task:
+    """The task of a configuration, checked. `data` may be given if they were already divided."""
+    s = config.settings
+    data = data if data is not None else make_data(config)
+    task = Task(
+        data, _network(config, data), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
+        batch_size=s.batch_size, epochs=s.local_epochs, rounds=s.rounds, participation=s.participation,
+    )  # fmt: skip
+    check(config.algorithm, task)
+    if s.eval_clients is not None and s.eval_clients > task.clients:
+        raise UserError(f"eval_clients asks for {s.eval_clients} clients, but there are {task.clients}.")
+    return task
+
+
+def eval_client_ids(s: Settings, data: Federation) -> np.ndarray | None:
+    """Ids of the clients to evaluate, or None for all."""
+    if s.eval_clients is None or s.eval_clients > data.clients:
+        return None
+    return rng("eval", s.partition_seed).choice(data.clients, s.eval_clients, replace=False)
+
+
+def eval_unseen_ids(s: Settings, data: Federation) -> np.ndarray | None:
+    """Ids of the held-out clients to evaluate, or None for all."""
+    if s.eval_clients is None or s.eval_clients >= data.held_out:
+        return None
+    return data.clients + rng("eval", s.partition_seed, 1).choice(data.held_out, s.eval_clients, replace=False)
+
+
+def _network(config: Config, data: Federation) -> Network:
+    rows = data.splits["train"].flat[:2]
+    sample = data.prepare(data.x[rows])
+    if len(sample) == 1:
+        sample = torch.cat([sample, sample])
+    shape, classes, vocab = tuple(sample.shape[1:]), data.classes, data.token_ids()
+    model, half = config.model, config.settings.dtype == "bf16"
+    if isinstance(model, nn.Module):  # its parameters are everybody's initial ones, whatever the seed
+        return Network(lambda: copy.deepcopy(model), config.head, sample, data.dtype, half)
+    if isinstance(model, Model):
+        return Network(lambda: model.build(shape, classes, vocab), "head", sample, data.dtype, half)
+    return Network(model, config.head, sample, data.dtype, half)
+
+
+def check(alg: Algorithm, task: Task) -> None:
+    """Raise UserError for everything about a method and a task that can be wrong and is known before training."""
+    n, ratio = task.clients, task.participation
+    tests = task.data.splits["test"].sizes
+    if not tests[:n].sum():
+        raise UserError("No client has test samples, so nothing could be evaluated.")
+    if task.data.held_out and not tests[n:].sum():
+        raise UserError("No client that is held out has test samples; hold out others, or set holdout_clients=0.")
+    if task.network.outputs < task.classes:
+        raise UserError(f"The model has {task.network.outputs} outputs, but the data has {task.classes} classes.")
+    made, wanted = task.network.positions, tuple(task.data.y.shape[1:])
+    if made != wanted:
+        say = [f"a label at each of {shape[0]} positions" if shape else "one label" for shape in (made, wanted)]
+        other = "lstm_so" if wanted else "lstm_shakes" if task.data.x.dtype == torch.int64 else "mlp"
+        raise UserError(f"The model predicts {say[0]} of a sample, but the data has {say[1]}; use one such as {other}.")
+    if ratio > 1 and ratio != int(ratio):
+        raise UserError(f"participation must be a share up to 1 or a whole number of clients, not {ratio:g}.")
+    if ratio > n:
+        raise UserError(f"participation asks for {ratio:g} clients, but there are {n}; use a share such as 0.5.")
+    everyone = math.floor(ratio * n + 1e-9) == n if ratio <= 1 else ratio == n
+    if not alg.partial and not everyone:
+        raise UserError(f"{alg.name} needs all clients in every round; set participation=1.")
+    if alg.needs_server_data and task.data.server is None:
+        raise UserError(f"{alg.name} needs data at the server; set server_share=0.1 or pool=train.")
+    if alg.needs_split and not task.network.body and not getattr(alg, "allow_degenerate", False):
+        raise UserError(
+            f"{alg.name} shares the body of the model, but this model is a single layer; "
+            "use another model, or set allow_degenerate=true to run it as Local."
+        )
+    small = int(task.data.splits["train"].sizes.min())
+    need = alg.min_samples(task)
+    if small < need:
+        raise UserError(f"{alg.name} needs {need} training samples per client, but one has {small}; use fewer clients.")
+    alg.check(task)

@@ -1,0 +1,228 @@
+"""Comparing methods: several methods and seeds on one task, and a leaderboard."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from torch import nn
+
+from fedloom.config.files import ConfigDict, read_config
+from fedloom.config.resolve import Config, combine, configure, describe, resolve
+from fedloom.core.algorithm import Algorithm
+from fedloom.core.errors import UserError
+from fedloom.core.federation import Federation
+from fedloom.data.dataset import Dataset
+from fedloom.data.partitions import Partition
+from fedloom.metrics.leaderboard import BASELINE, METRICS, UNSEEN, Chosen, Scored, leaderboard
+from fedloom.metrics.scores import trend
+from fedloom.models.zoo import Model
+from fedloom.report.leaderboard import selected, to_csv, to_latex, to_markdown
+from fedloom.runs.folders import check_kind
+from fedloom.storage.files import write_text
+from fedloom.studies.execute import OnRound
+from fedloom.studies.result import Result
+from fedloom.studies.study import Study, parse_seeds, refuse_seed
+
+METHODS = (BASELINE, "fedavg", "fedrep", "ditto")
+FILE = "compare.yaml"
+OnMethod = Callable[[str, Sequence[int], int, int], OnRound | None]  # label, seeds, methods done, methods in all
+
+
+@dataclass
+class Comparison:
+    """The result of a comparison. `board` has one row per method, view of the model and selected round."""
+
+    config: ConfigDict
+    board: list[dict[str, Any]]
+    folder: Path | None = None
+
+    def rows(self, model: str = "pre", selection: str | None = None) -> list[dict[str, Any]]:
+        """The leaderboard of one view of the model (pre, post or global), the best mean first; of the round that is
+        best on validation data (`selection="validation"`) if there are such data, else of the last round (`"last"`)."""
+        selection = selection or selected(self.board)
+        return [row for row in self.board if row["model"] == model and row["selection"] == selection]
+
+
+def compare(
+    methods: Iterable[str | Algorithm | type[Algorithm]] | str | Algorithm | type[Algorithm] = METHODS,
+    dataset: str | Path | Dataset | Federation = "digits",
+    *,
+    seeds: int | Sequence[int] = 3,
+    partition: str | Partition | None = None,
+    model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,
+    head: str = "head",
+    data_dir: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_method: OnMethod | None = None,
+    **values: Any,
+) -> Comparison:
+    """Train and evaluate several methods on one task. Local is always among them: the others are measured by it.
+
+    A method is a name, a name with settings (`"ditto:lam=0.5"`), or an object. `seeds` is how many, or which.
+
+    >>> import fedloom
+    >>> found = fedloom.compare(["fedavg", "fedrep"], seeds=1, rounds=3, clients=5)
+    >>> sorted(row["method"] for row in found.rows())
+    ['fedavg', 'fedrep', 'local']
+    """
+    values = {key.replace("__", "."): value for key, value in values.items()}
+    refuse_seed(values, "comparison")
+    configs = []
+    for method in [methods] if isinstance(methods, str | Algorithm | type) else methods:
+        spec = parse_method(method) if isinstance(method, str) else {"name": method}
+        own = {f"algorithm.{key}": value for key, value in spec.items() if key != "name"}
+        configs.append(configure(spec["name"], dataset, partition, model, head, data_dir, {**values, **own}))
+    return carry_out(configs, parse_seeds(seeds), out=out, resume=resume, on_method=on_method)
+
+
+def configurations(methods: Iterable[str], config: Mapping[str, Any]) -> list[Config]:
+    """One configuration per method, from what the command line or a file gives."""
+    if "algorithm" in config:
+        raise UserError("A comparison has methods instead of an algorithm; name them, such as 'ditto:lam=0.5'.")
+    refuse_seed(config, "comparison")
+    return [resolve(combine(config, {"algorithm": parse_method(method)})) for method in methods]
+
+
+def read_comparison(folder: Path) -> tuple[list[str], list[int], ConfigDict]:
+    """Methods, seeds and configuration of the comparison in a folder."""
+    check_kind(folder, FILE)
+    config = read_config(folder / FILE)
+    methods, seeds = config.pop("methods", None), config.pop("seeds", None)
+    if not isinstance(methods, list) or not isinstance(seeds, list):
+        raise UserError(f"{folder} is damaged: compare.yaml does not list methods and seeds.")
+    return parse_methods(methods), parse_seeds(seeds), config
+
+
+def carry_out(
+    configs: Sequence[Config],
+    seeds: Sequence[int],
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_method: OnMethod | None = None,
+) -> Comparison:
+    """Carry out all runs that are not done yet, method by method with all seeds stacked, and make the leaderboard."""
+    entries = _labelled(configs)
+    labels = list(entries)
+    study = Study(
+        file=FILE,
+        read=_stored,
+        config=_describe(entries, seeds),
+        names=[label for label in labels for _ in seeds],
+        runs=[config.with_seed(seed) for config in entries.values() for seed in seeds],
+        groups=[range(k * len(seeds), (k + 1) * len(seeds)) for k in range(len(labels))],
+    )
+
+    def on_group(done: int, total: int) -> OnRound | None:
+        return on_method(labels[done], seeds, done, total) if on_method is not None else None
+
+    with study.opened(out, resume) as (folder, data):
+        runs = [
+            score(study.names[place], study.runs[place].settings.seed, result)
+            for place, result in study.execute(folder, data, on_group)
+        ]
+        found = Comparison(study.config, leaderboard(runs), folder)
+        if folder is not None:
+            for name, write in (("csv", to_csv), ("md", to_markdown), ("tex", to_latex)):
+                write_text(folder / f"leaderboard.{name}", write(found.board))
+    return found
+
+
+def _stored(folder: Path) -> ConfigDict:
+    methods, seeds, config = read_comparison(folder)
+    return {"methods": methods, "seeds": seeds, **config}
+
+
+def _labelled(configs: Sequence[Config]) -> dict[str, Config]:
+    """Configurations by label, with Local first if it is not among them."""
+    if not configs:
+        raise UserError("A comparison needs at least one method.")
+    entries: dict[str, Config] = {}
+    if all(label(config.algorithm) != BASELINE for config in configs):
+        local = resolve({"algorithm": BASELINE}).algorithm
+        entries[BASELINE] = dataclasses.replace(configs[0], algorithm=local)
+    for config in configs:
+        name = label(config.algorithm)
+        if name in entries:
+            raise UserError(f"'{name}' is asked for twice; give each method once, or with different settings.")
+        entries[name] = config
+    return entries
+
+
+def _describe(entries: Mapping[str, Config], seeds: Sequence[int]) -> ConfigDict:
+    """The settings that all methods have in common, and under `per_method` those in which a method differs."""
+    each = {
+        name: {k: v for k, v in describe(c).items() if k not in ("algorithm", "seed")} for name, c in entries.items()
+    }
+    common = next(iter(each.values()))
+    special = {
+        parse_method(name)["name"]: {k: v for k, v in config.items() if v != common[k]} for name, config in each.items()
+    }
+    special = {method: values for method, values in special.items() if values}
+    return {"methods": list(entries), "seeds": list(seeds), **common, **({"per_method": special} if special else {})}
+
+
+def label(algorithm: Algorithm) -> str:
+    """A method with those of its settings that are not the defaults, as written on the command line."""
+    changed = [
+        f"{f.name}={_written(getattr(algorithm, f.name))}"
+        for f in dataclasses.fields(algorithm)
+        if getattr(algorithm, f.name) != f.default
+    ]
+    return algorithm.name + (":" + ",".join(changed) if changed else "")
+
+
+def _written(value: Any) -> str:
+    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def parse_methods(methods: Any) -> list[str]:
+    """The methods that a file lists: one name, or a list."""
+    found = [methods] if isinstance(methods, str) else methods
+    if not isinstance(found, list) or not found or not all(isinstance(method, str) for method in found):
+        raise UserError(f"methods must be a list of names such as [fedavg, 'ditto:lam=0.5'], not '{methods}'.")
+    return found
+
+
+def parse_method(text: str) -> dict[str, Any]:
+    """`ditto:lam=0.5,personal_epochs=2` as the section `algorithm` of a config dict."""
+    name, colon, rest = text.partition(":")
+    section: dict[str, Any] = {"name": name.strip()}
+    for item in rest.split(",") if colon else ():
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"A method with settings is written 'ditto:lam=0.5,personal_epochs=2', not '{text}'.")
+        if key.strip() in section:
+            raise UserError(f"'{text}' gives '{key.strip()}' twice.")
+        section[key.strip()] = value.strip()
+    return section
+
+
+def score(label: str, seed: int, result: Result) -> Scored:
+    """What the leaderboard needs of a run."""
+    views = {}
+    for view in result.views():
+        picks = {"last": result.last()}
+        if f"{view}_val_acc_mean" in result.last():
+            picks = {"validation": result.best_on_validation(view), **picks}
+        views[view] = {name: _chosen(result, view, row) for name, row in picks.items()}
+    at = [row["round"] for row in result.rounds]
+    trends = {view: trend(at, [row[f"{view}_acc_mean"] for row in result.rounds]) for view in views}
+    down, up = (float(np.mean([row[name] for row in result.rounds])) for name in ("bytes_down", "bytes_up"))
+    train = float(np.median([row["train_seconds"] for row in result.timings]))
+    evaluation = float(np.median([row["eval_seconds"] for row in result.timings if row["round"] in set(at)]))
+    return Scored(label, seed, views, trends, down, up, train, evaluation)
+
+
+def _chosen(result: Result, view: str, row: Mapping[str, Any]) -> Chosen:
+    clients = result.clients.filter(pc.field("round") == row["round"])
+    ids, acc = clients["client"].to_numpy(), clients[f"{view}_acc"].to_numpy()  # NaN for those who are held out
+    metrics, unseen = {m: row[f"{view}_{m}"] for m in METRICS}, {m: row[m] for m in UNSEEN if m in row}
+    return Chosen(row["round"], metrics, ids, acc, unseen)

@@ -1,0 +1,110 @@
+"""A set of runs on one task, in one folder: the common part of comparisons and sweeps."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.config.files import ConfigDict, to_yaml
+from fedloom.config.resolve import Config
+from fedloom.core.errors import UserError, oserror_as_user_error
+from fedloom.core.federation import Federation
+from fedloom.runs.folders import KINDS, check_empty, check_same, exclusive_lock, is_empty
+from fedloom.storage.files import write_text
+from fedloom.studies.build import make_data, make_task
+from fedloom.studies.execute import OnRound, execute_group
+from fedloom.studies.result import Result
+
+OnGroup = Callable[[int, int], OnRound | None]  # groups done, groups in all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Runs that are carried out group by group; the runs of a group are stacked where that can be done."""
+
+    file: str  # that describes the study in its folder
+    read: Callable[[Path], ConfigDict]  # reads that description
+    config: ConfigDict  # the description
+    names: Sequence[str]  # of the runs, without their seeds; runs of one name have different seeds
+    runs: Sequence[Config]
+    groups: Sequence[Sequence[int]]  # positions of runs
+    check_data: Callable[[Federation], None] = lambda data: None  # raises UserError for data that do not fit
+
+    @contextmanager
+    def opened(self, out: str | Path | None, resume: bool) -> Iterator[tuple[Path | None, Federation]]:
+        """The folder of the study, locked, and its data; every mistake is found before the folder is written."""
+        folder = None if out is None else Path(out)
+        if folder is None and resume:
+            raise UserError(f"resume needs out, the folder of the {KINDS[self.file][0]}.")
+        self._check(folder, resume)
+        data = make_data(self.runs[0])
+        self.check_data(data)
+        for config in self.runs:
+            if config.settings.seed == self.runs[0].settings.seed:
+                make_task(config, data)
+        if folder is not None:
+            with oserror_as_user_error(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(folder) if folder is not None else nullcontext():
+            self._check(folder, resume)  # another process may have been faster
+            if folder is not None:
+                write_text(folder / self.file, to_yaml(self.config))
+            yield folder, data
+
+    def _check(self, folder: Path | None, resume: bool) -> None:
+        if folder is None:
+            return
+        if not resume:
+            check_empty(folder)
+        elif not is_empty(folder):
+            check_same(self.read(folder), self.config, folder)
+
+    def path(self, folder: Path | None, place: int) -> Path | None:
+        """The directory of a run."""
+        name = re.sub(r"[^\w.,=+-]", "_", self.names[place])
+        return None if folder is None else folder / "runs" / name / f"seed-{self.runs[place].settings.seed}"
+
+    def execute(
+        self, folder: Path | None, data: Federation, on_group: OnGroup | None = None
+    ) -> Iterator[tuple[int, Result]]:
+        """Carry out all runs that are not done yet; yields the position and the result of every run."""
+        for count, group in enumerate(self.groups):
+            on_round = on_group(count, len(self.groups)) if on_group is not None else None
+            configs, folders = [self.runs[place] for place in group], [self.path(folder, place) for place in group]
+            resume = folder is not None
+            yield from zip(
+                group,
+                execute_group(configs, out=folders, resume=resume, on_round=on_round, data=data),
+                strict=True,
+            )
+
+
+def refuse_seed(keys: Any, what: str) -> None:
+    """A study has several seeds, so a single one is a mistake."""
+    if "seed" in keys:
+        raise UserError(f"A {what} has seeds instead of a seed; say how many (3) or which (4,7,9).")
+
+
+def parse_seeds(seeds: Any) -> list[int]:
+    """A number of seeds, or the seeds themselves (`3`, `4,7,9`, `5,`)."""
+    wrong = UserError(f"seeds must be how many (3) or which ones (4,7,9), not '{seeds}'.")
+    try:
+        if isinstance(seeds, str):
+            parts = [int(part) for part in seeds.rstrip(", ").split(",")]
+            found = parts if "," in seeds else list(range(parts[0]))
+        elif isinstance(seeds, bool):
+            raise wrong
+        else:
+            found = list(range(operator.index(seeds))) if np.ndim(seeds) == 0 else [operator.index(s) for s in seeds]
+    except (TypeError, ValueError):
+        raise wrong from None
+    if not found or min(found) < 0 or len(set(found)) < len(found):
+        raise wrong
+    return found

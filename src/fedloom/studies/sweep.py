@@ -1,0 +1,265 @@
+"""Sweeping settings: one method with all combinations of some settings, ranked on validation data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedloom.config.files import SECTIONS, ConfigDict, read_config
+from fedloom.config.resolve import Config, combine, configure, describe, difference, flat, resolve
+from fedloom.core.algorithm import Algorithm
+from fedloom.core.errors import UserError
+from fedloom.core.federation import Federation
+from fedloom.data.dataset import Dataset
+from fedloom.data.partitions import Partition
+from fedloom.metrics.leaderboard import over_seeds
+from fedloom.models.zoo import Model
+from fedloom.report.leaderboard import to_csv
+from fedloom.report.sweep import to_markdown
+from fedloom.runs.folders import check_kind
+from fedloom.storage.files import write_text
+from fedloom.studies.build import eval_client_ids
+from fedloom.studies.execute import OnRound, stackable_groups
+from fedloom.studies.result import Result
+from fedloom.studies.study import Study, parse_seeds, refuse_seed
+
+# settings that define the task, so their values cannot be ranked
+TASK = ("clients", "partition_seed", "split", "pool", "subset", "server_share", "holdout_clients", "eval_clients")
+METRICS = ("val_acc_mean", "acc_mean", "acc_low5", "acc_worst")
+NAMED = ("partition", "model", "data_dir")  # options of the command line that --set does not know
+FILE = "sweep.yaml"
+OnGroup = Callable[[str, int, int, int], OnRound | None]  # method, runs in this group, groups done, groups in all
+Grid = Mapping[str, Iterable[Any]]
+Combination = dict[str, Any]
+
+
+@dataclass
+class Sweep:
+    """The result of a sweep. `table` has one row per combination, the best on validation data first."""
+
+    config: ConfigDict
+    table: list[dict[str, Any]]
+    command: str | None = None  # that runs the best combination
+    folder: Path | None = None
+
+    def best(self) -> dict[str, Any]:
+        """The best combination, with its scores."""
+        return self.table[0]
+
+
+def sweep(
+    algorithm: str | Algorithm | type[Algorithm] = "ditto",
+    dataset: str | Path | Dataset | Federation = "digits",
+    *,
+    grid: Grid,
+    seeds: int | Sequence[int] = 1,
+    partition: str | Partition | None = None,
+    model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,
+    head: str = "head",
+    data_dir: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_group: OnGroup | None = None,
+    **values: Any,
+) -> Sweep:
+    """Train and evaluate one method with all combinations of some settings, and rank them on validation data.
+
+    `grid` has a list of values for every setting that is searched; the rest is as for `fedloom.run`.
+
+    >>> import fedloom
+    >>> found = fedloom.sweep("fedprox", grid={"lr": [0.01, 0.1], "mu": [0.001, 0.1]}, rounds=2, clients=5)
+    >>> len(found.table), found.best()["lr"]
+    (4, 0.1)
+    """
+    values = {key.replace("__", "."): value for key, value in values.items()}
+    wanted = _checked({key.replace("__", "."): list(found) for key, found in _pairs(grid)})
+    refuse_seed(values, "sweep")
+    if twice := sorted(values.keys() & wanted.keys()):
+        raise UserError(f"'{twice[0]}' is given twice, as a setting and in the grid.")
+
+    def make(combination: Combination) -> Config:
+        return configure(algorithm, dataset, partition, model, head, data_dir, {**values, **combination})
+
+    return carry_out(make, wanted, parse_seeds(seeds), out=out, resume=resume, on_group=on_group)
+
+
+def _pairs(grid: Any) -> Iterable[tuple[str, Iterable[Any]]]:
+    for key, found in dict(grid).items():
+        if isinstance(found, str) or not isinstance(found, Iterable):
+            raise UserError(f"grid has a list of values for '{key}', such as [0.01, 0.1], not '{found}'.")
+        yield key, found
+
+
+def parse_grid(items: Any) -> dict[str, list[str]]:
+    """The grid of one or several options `--grid lr=0.005,0.01`."""
+    found: dict[str, list[str]] = {}
+    for item in [items] if isinstance(items, str) else items or []:
+        key, _, rest = str(item).partition("=")
+        given = [value.strip() for value in rest.split(",")]
+        if not key.strip() or not all(given):
+            raise UserError(f"A grid is written lr=0.005,0.01,0.05, not '{item}'.")
+        if key.strip() in found:
+            raise UserError(f"The grid has '{key.strip()}' twice; give all its values at once.")
+        found[key.strip()] = given
+    return _checked(found)
+
+
+def _checked(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    if not grid:
+        raise UserError("A sweep needs a grid of settings, such as lr=0.005,0.01,0.05.")
+    for key, values in grid.items():
+        section, _, bare = key.rpartition(".")
+        refuse_seed([key], "sweep")
+        if key in SECTIONS:
+            raise UserError(f"A sweep searches settings, and '{key}' is none; make a sweep for each {key}.")
+        if bare in TASK or section in ("dataset", "partition"):
+            raise UserError(f"'{key}' changes the task, so its values cannot be ranked; make a sweep for each of them.")
+        if not values:
+            raise UserError(f"The grid has no values for '{key}'.")
+    return grid
+
+
+def configurations(config: Mapping[str, Any]) -> Callable[[Combination], Config]:
+    """A function that makes the configuration of a combination, from what the command line or a file gives."""
+    refuse_seed(config, "sweep")
+
+    def make(combination: Combination) -> Config:
+        return resolve(combine(config, combination))
+
+    return make
+
+
+def read_sweep(folder: Path) -> tuple[dict[str, list[str]], list[int], ConfigDict]:
+    """Grid, seeds and configuration of the sweep in a folder."""
+    config = _stored(folder)
+    grid, seeds = config.pop("grid", None), config.pop("seeds", None)
+    if not isinstance(grid, list) or not isinstance(seeds, list):
+        raise UserError(f"{folder} is damaged: sweep.yaml does not list grid and seeds.")
+    return parse_grid(grid), parse_seeds(seeds), config
+
+
+def _stored(folder: Path) -> ConfigDict:
+    check_kind(folder, FILE)
+    return read_config(folder / FILE)
+
+
+def carry_out(
+    make: Callable[[Combination], Config],
+    grid: Mapping[str, Sequence[Any]],
+    seeds: Sequence[int],
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_group: OnGroup | None = None,
+) -> Sweep:
+    """Carry out all runs that are not done yet, as many as possible stacked, and make the table."""
+    _check_values(make, grid)
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    configs = [make(combination) for combination in combinations]
+    names = [",".join(f"{key}={value}" for key, value in combination.items()) for combination in combinations]
+    runs = [config.with_seed(seed) for config in configs for seed in seeds]
+    study = Study(
+        file=FILE,
+        read=_stored,
+        config=_describe(configs[0], grid, seeds),
+        names=[name for name in names for _ in seeds],
+        runs=runs,
+        groups=stackable_groups(runs),
+        check_data=lambda data: _check_validation(configs[0], data),
+    )
+
+    def on_study_group(done: int, total: int) -> OnRound | None:
+        name, count = configs[0].algorithm.name, len(study.groups[done])
+        return on_group(name, count, done, total) if on_group is not None else None
+
+    with study.opened(out, resume) as (folder, data):
+        scores = {place: _score(result) for place, result in study.execute(folder, data, on_study_group)}
+        table = []
+        for place, combination in enumerate(combinations):
+            of_seeds = range(place * len(seeds), (place + 1) * len(seeds))
+            table.append({**combination, **_row([scores[i] for i in of_seeds])})
+        order = sorted(range(len(table)), key=lambda place: (-table[place]["val_acc_mean"], table[place]["val_loss"]))
+        best = order[0] * len(seeds)
+        command = _command(runs[best], study.path(folder, best))
+        found = Sweep(study.config, [table[place] for place in order], command, folder)
+        if folder is not None:
+            write_text(folder / "sweep.csv", to_csv(found.table))
+            write_text(folder / "sweep.md", to_markdown(found.table, list(grid)))
+    return found
+
+
+def _check_validation(config: Config, data: Federation) -> None:
+    evaluated = eval_client_ids(config.settings, data)
+    if not data.splits["val"].sizes[: data.clients][slice(None) if evaluated is None else evaluated].sum():
+        raise UserError(
+            "A sweep selects on validation data, but no client that is evaluated has any; set split=0.7/0.1/0.2."
+        )
+
+
+def _check_values(make: Callable[[Combination], Config], grid: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse two values of a setting that mean the same, however they are written."""
+    for key, values in grid.items():
+        rest = {other: found[0] for other, found in grid.items() if other != key}
+        known: list[ConfigDict] = []
+        for value in values:
+            meant = describe(make({**rest, key: value}))
+            if any(difference(before, meant) is None for before in known):
+                raise UserError(f"The grid has {key}={value} twice.")
+            known.append(meant)
+
+
+def _describe(config: Config, grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> ConfigDict:
+    """The configuration of the first combination, with the grid and the seeds."""
+    first = {key: value for key, value in describe(config).items() if key != "seed"}
+    return {"grid": [f"{k}={','.join(map(str, v))}" for k, v in grid.items()], "seeds": list(seeds), **first}
+
+
+def _score(result: Result) -> dict[str, float]:
+    """Scores of the personal models, in the round that is best on validation data."""
+    row = result.best_on_validation()
+    seconds = [t["train_seconds"] for t in result.timings]
+    loss = row["pre_val_loss"]
+    return {
+        **{metric: row[f"pre_{metric}"] for metric in METRICS},
+        "val_loss": loss if math.isfinite(loss) else math.inf,
+        "round": float(row["round"]),
+        "train_seconds": sum(seconds) / len(seconds),
+    }
+
+
+def _row(scores: Sequence[dict[str, float]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"seeds": len(scores)}
+    for metric in METRICS:
+        row |= over_seeds(metric, [one[metric] for one in scores])
+    for name in ("val_loss", "round", "train_seconds"):
+        row[name] = sum(one[name] for one in scores) / len(scores)
+    return row
+
+
+def _command(config: Config, folder: Path | None) -> str | None:
+    """The command that runs this configuration; None if it has Python objects."""
+    if folder is not None:
+        return shlex.join(["fedloom", "run", "--config", str(folder / "config.yaml")])
+    asked = describe(config)
+    if any(asked[section].get("own") is True for section in SECTIONS):
+        return None
+    method, data = asked["algorithm"]["name"], asked["dataset"]
+    default = flat(describe(resolve({"algorithm": method, "dataset": data})))
+    words = ["--dataset", data.get("path") or data["name"]]
+    for key, value in flat(asked).items():
+        if key.startswith("dataset."):
+            words += [] if key == "dataset.path" else ["--set", f"{key}={_written(value)}"]
+        elif value != default.get(key):
+            words += [f"--{key.replace('_', '-')}", value] if key in NAMED else ["--set", f"{key}={_written(value)}"]
+    return shlex.join(["fedloom", "run", method, *words])
+
+
+def _written(value: Any) -> str:
+    return "/".join(map(str, value)) if isinstance(value, list) else str(value)

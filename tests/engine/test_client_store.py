@@ -1,0 +1,187 @@
+"""The client store: memory and disk hold the same rows, a round touches its cohort, and no crash loses a row."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from sentences import user_error
+
+from fedloom.core.tree import leaves, tree_map
+from fedloom.engine import client_store as stores
+from fedloom.engine.client_store import DiskStore, MemoryStore, Snapshot, make_store
+
+CLIENTS = 12
+
+
+def fresh(ids):
+    """A matrix, a number and a flag per client, that depend on who it is."""
+    i = torch.from_numpy(ids)
+    return {
+        "own": {"h": i.double()[:, None, None].expand(-1, 2, 3) / 7, "n": i.clone()},
+        "stats": {"seen": i % 2 == 0},
+    }
+
+
+def rows(ids, value):
+    return tree_map(lambda v: v + value if v.dtype != torch.bool else ~v, fresh(ids))
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
+
+
+def play(store, draw, turns):
+    for value in range(turns):
+        ids = np.sort(draw.choice(CLIENTS, 4, replace=False))
+        store.write(ids, rows(ids, value + 1))
+
+
+@pytest.fixture(params=["memory", "disk"])
+def store(request, tmp_path):
+    return make_store(fresh, CLIENTS, request.param, tmp_path)
+
+
+def test_a_client_that_never_trained_is_what_it_starts_from(store):
+    ids = np.array([7, 2, 9])
+    assert same(store.read(ids), fresh(ids))
+    store.write(np.array([2]), rows(np.array([2]), 5))
+    found = store.read(ids)
+    assert same(tree_map(lambda v: v[1:2], found), rows(np.array([2]), 5))
+    assert same(tree_map(lambda v: v[[0, 2]], found), fresh(ids[[0, 2]]))
+    assert store.trained.tolist() == [0, 0, 1] + [0] * 9
+
+
+def test_rows_come_in_the_order_asked_for(store):
+    play(store, np.random.default_rng(0), 9)
+    order = np.array([5, 0, 11, 3])
+    assert same(store.read(order), tree_map(lambda v: v[torch.from_numpy(order)], store.everyone()))
+
+
+def test_what_was_read_does_not_change_with_the_store(store):
+    store.write(np.arange(4), rows(np.arange(4), 1))
+    before = store.read(np.arange(4))
+    store.write(np.arange(4), rows(np.arange(4), 2))
+    assert same(before, rows(np.arange(4), 1))
+
+
+def test_a_snapshot_does_not_change_with_the_store(store):
+    store.write(np.arange(4), rows(np.arange(4), 1))
+    saved = store.snapshot()
+    store.write(np.arange(4), rows(np.arange(4), 2))
+    assert same(saved.rows, rows(np.arange(4), 1))
+    assert saved.trained.tolist() == [1] * 4 + [0] * 8
+
+
+def test_disk_holds_what_memory_holds(tmp_path):
+    memory, disk = MemoryStore(fresh, CLIENTS), DiskStore(fresh, CLIENTS, tmp_path)
+    for turn in range(30):
+        for one in (memory, disk):
+            play(one, np.random.default_rng(turn), 1)
+            if turn % 3 == 0:
+                one.snapshot()
+                one.committed()
+        assert same(memory.everyone(), disk.everyone())
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+@pytest.mark.parametrize("write", range(0, 60, 3))
+def test_either_of_the_two_newest_checkpoints_is_complete_wherever_writing_stops(write, damaged, tmp_path, monkeypatch):
+    """The files are written row by row after a checkpoint; the process dies at one of these writes, with half a row
+    written. What the newest checkpoint (or, if that is damaged, the one before it) restores is what was there then."""
+    disk = DiskStore(fresh, CLIENTS, tmp_path)
+    checkpoints: list[Snapshot] = []
+    truth = []
+    count = 0
+    original = os.pwrite
+
+    def pwrite(file, data, offset):
+        nonlocal count
+        count += 1
+        if count == write + 1:
+            original(file, data[: len(data) // 2], offset)
+            raise Crash
+        return original(file, data, offset)
+
+    monkeypatch.setattr(stores.os, "pwrite", pwrite)
+    draw = np.random.default_rng(write)
+
+    def go_on():
+        for _ in range(30):
+            play(disk, draw, int(draw.integers(1, 3)))
+            checkpoints.append(disk.snapshot())
+            truth.append(disk.everyone())
+            disk.committed()
+
+    with pytest.raises(Crash):
+        go_on()
+    monkeypatch.undo()
+    again = DiskStore(fresh, CLIENTS, tmp_path)
+    again.restore(checkpoints[-1 - damaged])
+    assert same(again.everyone(), truth[-1 - damaged])
+    # and it goes on from there as if nothing had happened
+    other = MemoryStore(fresh, CLIENTS)
+    everyone = np.arange(CLIENTS)
+    other.restore(Snapshot(checkpoints[-1 - damaged].trained, torch.from_numpy(everyone), truth[-1 - damaged]))
+    for one in (again, other):
+        for turn in range(4):
+            play(one, np.random.default_rng(turn), 2)
+            one.snapshot()
+            one.committed()
+    assert same(again.everyone(), other.everyone())
+
+
+def test_only_rows_of_clients_that_took_part_take_space(tmp_path):
+    def wide(ids):
+        return {"own": torch.zeros(len(ids), 4096, dtype=torch.float64)}
+
+    disk = DiskStore(wide, 2000, tmp_path)
+    for _ in range(2):
+        disk.write(np.arange(10), wide(np.arange(10)))
+        disk.snapshot()
+        disk.committed()
+    used = sum(file.stat().st_blocks * 512 for file in tmp_path.iterdir())
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) > 2000 * 4096 * 8
+    assert used < 50 * 4096 * 8
+
+
+def test_a_snapshot_of_the_disk_store_holds_only_what_may_differ_from_the_files(tmp_path):
+    disk = DiskStore(fresh, CLIENTS, tmp_path)
+    for ids in ([0, 1], [2], [3], [4]):
+        disk.write(np.array(ids), rows(np.array(ids), 1))
+        held = disk.snapshot().ids.tolist()
+        disk.committed()
+    assert held == [3, 4]
+
+
+def test_a_method_without_private_state_has_a_store_too(tmp_path):
+    for store in (MemoryStore(lambda ids: {}, 3), DiskStore(lambda ids: {}, 3, tmp_path)):
+        store.write(np.array([1]), {})
+        store.committed()
+        assert store.read(np.arange(3)) == {}
+        assert store.snapshot().trained.tolist() == [0, 1, 0]
+
+
+def test_state_that_does_not_fit_memory_goes_to_disk_or_is_refused(tmp_path, monkeypatch):
+    size = CLIENTS * (6 * 8 + 8 + 1)
+    monkeypatch.setattr(stores, "free_memory", lambda device: size + 1)
+    assert isinstance(make_store(fresh, CLIENTS, "auto", tmp_path), DiskStore)
+    assert isinstance(make_store(fresh, CLIENTS, "auto", None), MemoryStore)
+    monkeypatch.setattr(stores, "free_memory", lambda device: size - 1)
+    with user_error("12 clients", "store=disk"):
+        make_store(fresh, CLIENTS, "memory", tmp_path)
+    monkeypatch.setattr(stores, "free_memory", lambda device: 2 * size + 1)
+    assert isinstance(make_store(fresh, CLIENTS, "auto", tmp_path), MemoryStore)
+
+
+def test_files_of_another_run_are_refused(tmp_path):
+    DiskStore(fresh, CLIENTS, tmp_path)
+    with user_error("another run"):
+        DiskStore(fresh, CLIENTS + 1, tmp_path)
+    (tmp_path / "000.npy").write_bytes(b"nonsense")
+    with user_error("000.npy is damaged"):
+        DiskStore(fresh, CLIENTS, tmp_path)

@@ -1,0 +1,225 @@
+"""Clients side by side: the same to the bit for any number of workers, and nothing is left behind by an error."""
+
+import _thread
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from helpers import RAGGED, SingleRun, assert_same, make_federation, make_task, method, model_task, play
+from torch import nn
+
+from fedloom.algorithms.fedavg import FedAvg
+from fedloom.core.federation import Federation, Ragged
+from fedloom.core.task import Task
+from fedloom.core.tree import leaves
+from fedloom.engine.executors.worker_threads import raise_if_stopped, run_in_threads
+from fedloom.engine.graph.client_step import reuse_buffers
+from fedloom.engine.graph.tracing import trace
+from fedloom.engine.planning import choose
+from fedloom.engine.planning.plan import Plan
+from fedloom.nn.network import Network
+
+SIZES = (5, 2, 9, 12, 7)
+SINGLE = torch.float32  # convolutions of float64 take another path
+TOKENS = {"vocab": 9, "options": {"width": 5, "dropout": 0.3, "padding": 0}}
+CASES = {
+    "valve": ("gpfl", lambda: model_task("cnn4", (1, 16, 16), sizes=SIZES, dtype=SINGLE)),
+    "pairs": ("per-fedavg", lambda: model_task("cnn_kt", (3, 16, 16), sizes=SIZES, dtype=SINGLE)),
+    "batchnorm": ("fedrep", lambda: make_task(SIZES, norm=True, dropout=0.3, momentum=0.9, batch_size=3, clip=1.0)),
+    "lstm": (  # not from a trace, see below
+        "fedavg-ft",
+        lambda: model_task("lstm_shakes", (6,), sizes=SIZES, dtype=SINGLE, **TOKENS),
+    ),
+}
+
+
+def everything(run, records):
+    """State and scores, as bytes."""
+    scores = [found[view][split] for r in records for found in [r.scores] for view in found for split in found[view]]
+    return [v.numpy().tobytes() for v in leaves((run.server, run.store.everyone()))] + [s.tobytes() for s in scores]
+
+
+def side(workers, replay="eager"):
+    return Plan("per-client", replay, scoring="per-client", workers=workers)
+
+
+@pytest.fixture
+def busy():
+    """Threads take turns often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(("name", "make"), CASES.values(), ids=CASES.keys())
+def test_results_are_the_same_to_the_bit_for_any_number_of_workers_and_from_a_trace(name, make, busy):
+    task = make()
+    plans = [side(1), side(2), side(3)] + [side(1, "traced"), side(3, "traced")] * (name != "fedavg-ft")
+    one, *others = (everything(*play(method(name), task, plan, rounds=2)) for plan in plans)
+    assert [found == one for found in others] == [True] * (len(plans) - 1)
+
+
+@pytest.mark.parametrize("name", ["fedala", "page", "pfedhn"])  # a condition, epochs by client, the server's turns
+def test_workers_give_what_the_reference_gives(name):
+    task = make_task((7, 21, 12, 5), data={"server": 20}, norm=True, dropout=0.2)
+    assert_same(method(name), task, side(3, "traced"), 1e-9, rounds=2)
+
+
+class Keeping(nn.Module):
+    """Keeps something in itself on the way, and gives way to other threads before it uses it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.scaled = lambda x: x * self.first.bias  # of whichever copy
+
+    def forward(self, x):
+        self.kept = self.first(x)
+        time.sleep(1e-4)
+        return self.head(torch.tanh(self.scaled(self.kept)))
+
+
+def test_models_may_keep_things_in_themselves():
+    data = make_federation((20, 30, 25, 30))
+    task = Task(data, Network(Keeping, "head", data.x[:2], data.dtype), lr=0.1)
+    one, two = (everything(*play(FedAvg(), task, side(w), rounds=2)) for w in (1, 4))
+    assert one == two
+    assert_same(FedAvg(), task, Plan("stacked", "eager", chunk=4), 1e-9, rounds=1)
+
+
+def test_a_program_writes_over_nothing_that_is_read_again():
+    """Every way in which memory is still in use: a later reader, a reader through a view, an input, a result."""
+
+    def f(x, y):
+        a, b, c, d = x * 2, x * 3, x * 4, x * 5
+        kept = torch.relu(a) + a
+        seen = b.t()
+        late = torch.relu(b) + seen
+        mixed = c * c.t()
+        return [kept, late, mixed, torch.relu(d), d, torch.relu(x), y - torch.relu(y * 2)]
+
+    inputs = [torch.randn(4, 4), torch.randn(4, 4)]
+    before, program = [v.clone() for v in inputs], trace(f, inputs)
+    expected = f(*inputs)
+    reuse_buffers(program)
+    assert ".out(" in program.code  # some may be written over
+    assert all(map(torch.equal, program(*inputs), expected))
+    assert all(map(torch.equal, inputs, before))
+
+
+def test_results_are_in_order_whoever_ends_first():
+    ends = [threading.Event() for _ in range(4)]
+
+    def job(j):
+        if j < 3:
+            assert ends[j + 1].wait(10)  # the last ends first
+        ends[j].set()
+        return j, torch.get_num_threads(), torch.is_grad_enabled()
+
+    assert run_in_threads(job, [2, 0, 3, 1], 4) == [(j, 1, False) for j in range(4)]
+
+
+class Broken(Exception):
+    pass
+
+
+STEPS = []
+
+
+@dataclass(frozen=True)
+class Breaking(FedAvg):
+    name = "test-breaking"
+
+    def step(self, task, work, batch, down, info):
+        if int(info.id) == 3:
+            raise Broken("client 3")
+        STEPS.append(int(info.id))
+        return super().step(task, work, batch, down, info)
+
+
+def test_an_error_in_a_worker_surfaces_and_stops_the_others():
+    task = make_task((3000, 3000, 10, 4000), batch_size=1)
+    run = SingleRun(Breaking(), task, 0, plan=side(3))
+    threads = torch.get_num_threads()
+    with pytest.raises(Broken, match="client 3"):
+        run.advance()
+    assert len(STEPS) < 3000  # clients 0 and 1 had 6000 before them
+    assert not [t for t in threading.enumerate() if t.name.startswith("fedloom")]
+    assert torch.get_num_threads() == threads
+    assert run.t == 0
+
+
+def test_an_interrupt_ends_all_workers_at_once():
+    seen = []
+
+    def job(j):
+        if j == 0:
+            _thread.interrupt_main()
+        for _ in range(5000):
+            raise_if_stopped()
+            time.sleep(0.001)
+        seen.append(j)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_in_threads(job, range(6), 2)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not seen
+    assert not [t for t in threading.enumerate() if t.name.startswith("fedloom")]
+
+
+def test_workers_are_chosen_where_they_pay_and_the_plan_says_so(monkeypatch):
+    task, seconds = make_task(RAGGED, rounds=1000), {}
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+
+    def measured(alg, task, cohort, evaluated, plan):
+        return choose.Option(plan, choose.PerClient(alg, task, plan), seconds[plan.workers, plan.replay])
+
+    monkeypatch.setattr(choose, "_measure_per_client", measured)
+    keys = ((0, "eager"), (4, "eager"), (0, "traced"), (4, "traced"))
+    for times, expected in (
+        ((1.0, 0.5, 9.0, 0.51), (4, "eager")),
+        ((1.0, 0.5, 9.0, 0.40), (4, "traced")),
+        ((1.0, 0.95, 1.01, 0.1), (0, "eager")),
+        ((1.0, 2.0, 0.7, 0.1), (0, "traced")),
+    ):
+        seconds.update(zip(keys, times, strict=True))
+        plan = SingleRun(method("fedavg"), task, 0, plan="per-client").plan
+        assert (plan.mode, plan.workers, plan.replay, plan.threads) == ("per-client", *expected, 4)
+
+
+def test_what_cannot_be_traced_runs_step_by_step(monkeypatch):
+    task = model_task("lstm_shakes", (6,), dtype=SINGLE, **TOKENS)  # oneDNN's kernel
+    monkeypatch.setattr(choose, "TRACE_PAYS", 0)
+    run = SingleRun(method("fedavg"), task, 0, plan="per-client")
+    assert run.plan.replay == "eager"
+    run.advance()
+
+
+def test_the_time_of_workers_is_that_of_the_one_with_most_steps():
+    steps = np.array([3, 5, 3, 4, 3])  # 5 + 3 beside 4 + 3 + 3
+    assert [choose._longest(steps, w) for w in (1, 2, 5, 9)] == [18, 10, 5, 5]
+    task = make_task(RAGGED)
+    cohort = SingleRun(method("fedrep"), task, 0, plan=side(0)).cohort(np.arange(len(RAGGED)), 0)
+    assert choose._measure_per_client(method("fedrep"), task, cohort, 12, side(2)).seconds > 0
+
+
+@pytest.mark.parametrize("lead", [(5,), (2, 3)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_lie_channels_last_for_one_model_on_a_cpu(channels, lead):
+    x = torch.randint(0, 256, (9, channels, 4, 6), dtype=torch.uint8)
+    one = Ragged.of([np.arange(9)])
+    data = Federation(x, torch.zeros(9, dtype=torch.int64), 1, {"train": one}, mean=(0.4,) * channels)
+    rows = torch.randint(0, 9, lead)
+    found = data.samples(rows)
+    torch.testing.assert_close(found, data.prepare(x[rows]))
+    image = found[0] if len(lead) > 1 else found
+    assert image.stride() == (channels * 24, 1, channels * 6, channels)
