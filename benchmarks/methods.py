@@ -24,7 +24,7 @@ from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.task import Task
 from fedloom.engine import batching as schedule
-from fedloom.engine.planning.plan import Mode, Plan
+from fedloom.engine.plan import Mode, Plan
 from fedloom.engine.run_group import RunGroup
 from fedloom.engine.simulation import Simulation
 from fedloom.models.zoo import MODELS

@@ -35,7 +35,7 @@ from fedloom.core.federation import Federation, Ragged
 from fedloom.core.keys import rng
 from fedloom.core.task import Task
 from fedloom.engine.client_store import ClientStore, make_store
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.plan import Plan
 from fedloom.engine.run_group import RunGroup
 from fedloom.engine.simulation import Simulation
 from fedloom.models.zoo import MODELS

@@ -1,4 +1,4 @@
-"""What the tests share: small federations with clients of very different sizes, and the comparison of two runs."""
+"""What the tests share: small federations with clients of very different sizes, runs, and comparisons of two runs."""
 
 from itertools import pairwise
 
@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedloom.core.algorithm import ALGORITHMS, Algorithm
+from fedloom.core.algorithm import ALGORITHMS, Algorithm, Batch, Info
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.task import Task
-from fedloom.core.tree import tree_flatten
+from fedloom.core.tree import take, tree_flatten
+from fedloom.engine.plan import Plan
 from fedloom.engine.planning.choose import REFERENCE
-from fedloom.engine.planning.plan import Plan
 from fedloom.engine.run_group import RunGroup
 from fedloom.engine.simulation import Simulation
 from fedloom.models.zoo import MODELS
@@ -41,6 +41,15 @@ def make_federation(sizes, classes=4, dim=6, seed=0, held_out=3, server=0, dtype
     )
 
 
+def relabelled_federation(sizes, labels, classes=4, **rest) -> Federation:
+    """A federation whose client i has the training labels labels[i]."""
+    data = make_federation(sizes, classes=classes, **rest)
+    y = data.y % classes
+    for i, values in enumerate(labels):
+        y[data.splits["train"][i]] = torch.as_tensor(values)
+    return Federation(data.x, y, classes, data.splits, dtype=data.dtype)
+
+
 class SmallNet(nn.Module):
     """BatchNorm and dropout on the way to a named head."""
 
@@ -62,6 +71,19 @@ def make_task(
     dim, classes = data.x.shape[1], data.classes
     network = Network(lambda: SmallNet(dim, 8, classes, norm, dropout), "head", data.x[:2], dtype)
     return Task(data, network, **{"lr": 0.1, "batch_size": 10, "rounds": 3, **settings})
+
+
+def full_batch_task(sizes, **settings) -> Task:
+    """A task whose batches are as large as the largest client: an epoch is one step, and the order of samples does not
+    matter."""
+    return make_task(sizes, **{"batch_size": max(sizes), **settings})
+
+
+def logreg_task(sizes=(4, 4), dim=2, classes=2, **settings) -> Task:
+    """Logistic regression: nothing but a head, which starts at zero, and the features are the inputs."""
+    data = make_federation(sizes, classes=classes, dim=dim)
+    network = Network(lambda: MODELS["logreg"]().build((dim,), classes), "head", data.x[:2], data.dtype)
+    return Task(data, network, **{"lr": 0.1, "rounds": 3, **settings})
 
 
 class TokenNet(nn.Module):
@@ -131,6 +153,24 @@ def model_task(
 RAGGED = (1, 60, 13, 2, 27, 10, 11, 41, 1, 20, 5, 33)  # one to sixty samples, around multiples of the batch size
 
 
+def tensor(values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def make_batch(x, y, mask=None, k=0, key=0) -> Batch:
+    """A batch as a step receives it; mask is 1 for a sample and 0 for padding."""
+    x = x if x is None or isinstance(x, torch.Tensor) else tensor(x)
+    y = torch.as_tensor(y)
+    mask = torch.ones(len(y), dtype=torch.float64) if mask is None else tensor(mask)
+    return Batch(x, y, mask, torch.tensor(k), torch.tensor(0), torch.tensor(True), torch.tensor(key))
+
+
+def client_info(counts=(1,), first=True) -> Info:
+    """What client 0 knows in round 0, with so many training samples of each class."""
+    counts = torch.tensor(counts)
+    return Info(torch.tensor(0), counts.sum(), counts, torch.tensor(0), torch.tensor(first), torch.tensor(0))
+
+
 def methods() -> list[str]:
     return [name for name in ALGORITHMS.names() if ALGORITHMS[name].__module__.startswith("fedloom.")]
 
@@ -186,13 +226,39 @@ class SingleRun:
     server = property(lambda self: self.driver.server, lambda self, value: setattr(self.driver, "server", value))
 
 
-ALONE = Plan("per-client")
+def client_state(run, name=None, i=None):
+    """The private state of all clients, stacked: all of it or one entry of it, and of one client if `i` is given."""
+    state = run.store.everyone()["own"]
+    state = state if name is None else state[name]
+    return state if i is None else take(state, i)
+
+
+def running_statistics(run, slot=None, i=None):
+    """The running statistics that clients keep, stacked: of all slots or of one, and of one client if `i` is given."""
+    stats = run.store.everyone()["stats"]
+    stats = stats if slot is None else stats.get(slot, {})
+    return stats if i is None else take(stats, i)
+
+
+PER_CLIENT = Plan("per-client")
+ALONE = PER_CLIENT
+EAGER = Plan("stacked", "eager", chunk=len(RAGGED))  # all clients of RAGGED at once, nothing traced
+
+
+def run_rounds(alg, task, rounds=3, *, seed=3, plan=EAGER, evaluate=False, cohorts=None, after_round=None):
+    """A run after so many rounds, and their records. `cohorts` are the ids of those who take part in each round,
+    `after_round(run)` is called after each."""
+    run, records = SingleRun(alg, task, seed, plan=plan), []
+    for cohort in [None] * rounds if cohorts is None else cohorts:
+        records.append(run.advance(evaluate, None if cohort is None else np.array(cohort)))
+        if after_round is not None:
+            after_round(run)
+    return run, records
 
 
 def play(alg, task, plan, rounds=3, seed=7):
-    run = SingleRun(alg, task, seed, plan=plan)
-    records = [run.advance() for _ in range(rounds)]
-    return run, records
+    """A run that is evaluated in every round, and its records."""
+    return run_rounds(alg, task, rounds, seed=seed, plan=plan, evaluate=True)
 
 
 def assert_same(alg, task, plan, tolerance, rounds=3, reference=None):

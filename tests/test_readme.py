@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import fedloom.studies.execute
+import fedloom.studies.run
 from fedloom.cli import main as cli
 from fedloom.config.resolve import configure
 from fedloom.core.algorithm import ALGORITHMS
@@ -36,7 +36,7 @@ def test_list_commands_work(line, monkeypatch, capsys):
 
 
 def test_the_example_of_run_is_true():
-    found = doctest.testmod(fedloom.studies.execute)
+    found = doctest.testmod(fedloom.studies.run)
     assert found.attempted > 0
     assert found.failed == 0
 

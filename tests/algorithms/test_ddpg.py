@@ -1,10 +1,11 @@
-"""The DDPG agent: against plain PyTorch, by hand, and one by one against all together."""
+"""The DDPG agent: against plain PyTorch, with numbers by hand, and agents under vmap against one after another."""
 
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from oracles import assert_equal, is_equal
 from torch import nn
 
 from fedloom.algorithms.parts.ddpg import DDPG, layers
@@ -23,18 +24,14 @@ def make(states=2, actions=3, capacity=50, **more) -> DDPG:
     return DDPG(states, actions, capacity, **{"critic_lr": 0.05, "actor_lr": 0.01, "tau": 0.1, **more})
 
 
-def fresh(ddpg, *ids):
+def new_agent(ddpg, *ids):
     return ddpg.init(key(*ids), torch.float64)
-
-
-def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
 
 
 def filled(ddpg, count, seed=0):
     """An agent that lived through some decisions with random states and rewards."""
     draw = torch.Generator().manual_seed(seed)
-    agent = fresh(ddpg)
+    agent = new_agent(ddpg)
     for j in range(count + 1):
         s = torch.rand(ddpg.states, generator=draw, dtype=torch.float64)
         agent = ddpg.remember(agent, s, torch.tensor(j > 0))
@@ -43,12 +40,12 @@ def filled(ddpg, count, seed=0):
     return agent
 
 
-# -- networks -----------------------------------------------------------------------------------------------------
+# -- networks ---------------------------------------------------------------------------------------------------------
 
 
 def test_networks_have_the_sizes_and_initial_ranges_of_the_specification():
     ddpg = make(states=500, actions=400)
-    agent = fresh(ddpg)
+    agent = new_agent(ddpg)
     nets = {"actor": layers(agent["nets"]["actor"], ddpg.actor), "critic": layers(agent["nets"]["critic"], ddpg.critic)}
     shapes = {name: [tuple(w.shape) for w, _ in net] for name, net in nets.items()}
     assert shapes == {"actor": [(40, 500), (30, 40), (400, 30)], "critic": [(40, 500), (30, 440), (1, 30)]}
@@ -57,9 +54,9 @@ def test_networks_have_the_sizes_and_initial_ranges_of_the_specification():
             assert 0.9 * limit < w.abs().max() <= limit
             assert b.abs().max() <= 1 / math.sqrt(w.shape[1])
             assert abs(w.mean()) < limit / 3
-    assert same(agent["targets"], agent["nets"])
+    assert_equal(agent["targets"], agent["nets"])
     assert all((v == 0).all() for v in leaves((agent["adam"], agent["replay"], agent["last"], agent["noise"])))
-    assert not same(fresh(ddpg, 1)["nets"], agent["nets"])
+    assert not is_equal(new_agent(ddpg, 1)["nets"], agent["nets"])
 
 
 def module(ddpg, agent, name):
@@ -130,12 +127,12 @@ def test_float32_keeps_adams_first_steps():
     torch.testing.assert_close(moved, torch.full_like(moved, 0.05), rtol=1e-4, atol=0)
 
 
-# -- memory -------------------------------------------------------------------------------------------------------
+# -- memory -----------------------------------------------------------------------------------------------------------
 
 
 def test_transitions_are_remembered_in_order_and_the_oldest_are_overwritten():
     ddpg = make(states=1, actions=1, capacity=4)
-    agent = fresh(ddpg)
+    agent = new_agent(ddpg)
     made = []
     for j in range(7):
         s = torch.tensor([float(j)], dtype=torch.float64)
@@ -153,7 +150,7 @@ def test_transitions_are_remembered_in_order_and_the_oldest_are_overwritten():
 def test_nothing_is_remembered_if_it_is_not_wanted():
     ddpg = make()
     agent = filled(ddpg, 5)
-    assert same(ddpg.remember(agent, torch.ones(2, dtype=torch.float64), NO), agent)
+    assert_equal(ddpg.remember(agent, torch.ones(2, dtype=torch.float64), NO), agent)
 
 
 def test_a_batch_is_drawn_without_replacement_from_what_is_there_and_uniformly():
@@ -172,12 +169,12 @@ def test_a_batch_is_drawn_without_replacement_from_what_is_there_and_uniformly()
     assert seen == set(range(50))
 
 
-# -- acting -------------------------------------------------------------------------------------------------------
+# -- acting -----------------------------------------------------------------------------------------------------------
 
 
 def test_actions_are_random_up_to_t_warm_and_then_the_policys():
     ddpg = make(t_warm=5, batch=2)
-    agent = fresh(ddpg)
+    agent = new_agent(ddpg)
     nets, drawn = agent["nets"], []
     s = torch.tensor([0.3, 0.6], dtype=torch.float64)
     for t in range(9):
@@ -187,12 +184,12 @@ def test_actions_are_random_up_to_t_warm_and_then_the_policys():
         assert a.abs().max() <= 1
         if t <= 5:
             drawn.append(a)
-            assert same(agent["nets"], nets)  # nothing is learnt
-            assert same(agent["noise"], before["noise"])
+            assert_equal(agent["nets"], nets)  # nothing is learnt
+            assert_equal(agent["noise"], before["noise"])
             assert agent["decisions"] == agent["updates"] == 0
         else:
             assert agent["decisions"] == agent["updates"] == t - 5
-            assert not same(agent["nets"], nets)
+            assert not is_equal(agent["nets"], nets)
     values = torch.stack(drawn).flatten()
     assert len(set(values.tolist())) == len(values)
     assert values.min() < -0.3
@@ -202,7 +199,7 @@ def test_actions_are_random_up_to_t_warm_and_then_the_policys():
 def test_noise_follows_its_recursion_and_fades():
     """x = x + 0.15 (0 - x) 0.01 + 0.2 sqrt(0.01) N(0, 1); its share is 1, 2/3, 1/3, 0, 0."""
     ddpg = make(fade=3)
-    agent = fresh(ddpg)
+    agent = new_agent(ddpg)
     s = torch.tensor([0.3, 0.6], dtype=torch.float64)
     greedy = ddpg.policy(agent["nets"]["actor"], s)
     x = torch.zeros(3, dtype=torch.float64)
@@ -217,24 +214,24 @@ def test_noise_follows_its_recursion_and_fades():
 def test_noise_may_stay_or_be_absent():
     s = torch.tensor([0.3, 0.6], dtype=torch.float64)
     staying, absent = make(fade=None), make(noise=0.0)
-    agent = {**fresh(staying), "decisions": torch.tensor(10**6)}
+    agent = {**new_agent(staying), "decisions": torch.tensor(10**6)}
     new, a = staying.act(agent, s, key(1), NO)
     greedy = staying.policy(agent["nets"]["actor"], s)
     torch.testing.assert_close(a, greedy + new["noise"])
     new, a = absent.act(agent, s, key(1), NO)
     assert torch.equal(a, greedy)
-    assert same(new["noise"], agent["noise"])
+    assert_equal(new["noise"], agent["noise"])
 
 
 def test_noisy_actions_stay_within_bounds():
     ddpg = make(ou_sigma=1000.0)
-    agent = fresh(ddpg)
+    agent = new_agent(ddpg)
     for j in range(20):
         agent, a = ddpg.act(agent, torch.zeros(2, dtype=torch.float64), key(j), NO)
         assert a.abs().max() <= 1
 
 
-# -- learning -----------------------------------------------------------------------------------------------------
+# -- learning ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("stored", "wanted", "learns"), [(7, True, False), (8, False, False), (8, True, True)])
@@ -242,21 +239,21 @@ def test_an_update_needs_permission_and_a_full_batch(stored, wanted, learns):
     ddpg = make(batch=8)
     agent = filled(ddpg, stored)
     new = ddpg.update(agent, key(1), torch.tensor(wanted))
-    assert same(new, agent) != learns
+    assert is_equal(new, agent) != learns
     assert new["updates"] == learns
 
 
 def test_a_memory_below_a_batch_never_learns():
     ddpg = make(capacity=10, batch=32)
     agent = filled(ddpg, 40)
-    assert same(ddpg.update(agent, key(1), YES), agent)
+    assert_equal(ddpg.update(agent, key(1), YES), agent)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_policy_moves_to_the_actions_that_pay(sign):
     """The reward is the action itself, or its negative, in every state."""
     ddpg = make(states=1, actions=1, capacity=150, critic_lr=0.01, actor_lr=0.002, gamma=0.0)
-    agent = fresh(ddpg)
+    agent = new_agent(ddpg)
     s = torch.tensor([0.5], dtype=torch.float64)
     assert abs(ddpg.policy(agent["nets"]["actor"], s)) < 0.2
     for t in range(150):
@@ -266,7 +263,7 @@ def test_the_policy_moves_to_the_actions_that_pay(sign):
     torch.testing.assert_close(ddpg.value(agent["nets"]["critic"], s, a), sign * a[0], rtol=0.1, atol=0)
 
 
-def test_all_agents_together_do_what_each_does_alone():
+def test_agents_under_vmap_do_what_each_does_alone():
     """Eight rounds; agents differ in key, state, reward, and in when they begin."""
     ddpg = make(capacity=5, batch=2, t_warm=1)
     count = 4
@@ -279,18 +276,18 @@ def test_all_agents_together_do_what_each_does_alone():
         return ddpg.rewarded(agent, r), a
 
     keys = torch.stack([key(i) for i in range(count)])
-    together, alone = vmap(begin)(keys), [begin(k) for k in keys]
+    stacked, alone = vmap(begin)(keys), [begin(k) for k in keys]
     draw = torch.Generator().manual_seed(0)
     for t in range(8):
         s = torch.rand(count, 2, generator=draw, dtype=torch.float64)
         r = torch.rand(count, generator=draw, dtype=torch.float64)
         first = torch.arange(count) >= t
         rest = (s, torch.full((count,), t), fold(keys, t), first, r)
-        together, actions = vmap(turn)(together, *rest)
+        stacked, actions = vmap(turn)(stacked, *rest)
         for i in range(count):
             alone[i], a = turn(alone[i], *(v[i] for v in rest))
             torch.testing.assert_close(actions[i], a, rtol=1e-10, atol=1e-12)
     for i in range(count):
-        for found, expected in zip(leaves(take(together, i)), leaves(alone[i]), strict=True):
+        for found, expected in zip(leaves(take(stacked, i)), leaves(alone[i]), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    assert together["updates"].tolist() == [6, 5, 4, 3]  # agent i has the two transitions of a batch in round i + 2
+    assert stacked["updates"].tolist() == [6, 5, 4, 3]  # agent i has the two transitions of a batch in round i + 2

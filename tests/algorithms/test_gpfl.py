@@ -7,66 +7,56 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import RAGGED, SingleRun, SmallNet, assert_same, make_federation, make_task, method
+from helpers import (
+    EAGER,
+    PER_CLIENT,
+    RAGGED,
+    SingleRun,
+    SmallNet,
+    assert_same,
+    client_info,
+    client_state,
+    full_batch_task,
+    logreg_task,
+    make_batch,
+    make_federation,
+    make_task,
+    method,
+    run_rounds,
+    running_statistics,
+    tensor,
+)
+from oracles import (
+    EVERY_SETTING,
+    assert_equal,
+    assert_finite,
+    assert_near,
+    assert_same_scores,
+    client_samples,
+    features,
+)
 from torch import nn
 
 from fedloom.algorithms import gpfl
 from fedloom.algorithms.gpfl import GPFL, cosines, cov
-from fedloom.core.algorithm import Batch, Info
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves, tree_map
-from fedloom.engine.planning.plan import Plan
-from fedloom.models.zoo import MODELS
+from fedloom.engine.plan import Plan
 from fedloom.nn.network import Network
 from fedloom.studies.build import check
 
 VARIANTS = ("full", "wo_pci", "wo_cov", "wo_mlg", "wo_gce", "wo_cov_gce")
-EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
 
 
-def tensor(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def info_of(counts):
-    counts = torch.tensor(counts)
-    return Info(torch.tensor(0), counts.sum(), counts, torch.tensor(0), torch.tensor(True), torch.tensor(0))
-
-
-def batch_of(x, y, mask):
-    zero = torch.tensor(0)
-    return Batch(tensor(x), torch.tensor(y), tensor(mask), zero, zero, torch.tensor(True), zero)
-
-
-def linear_task(**settings):
-    """Two inputs, two classes and nothing but a head: the features are the inputs."""
-    data = make_federation((4, 4), classes=2, dim=2)
-    network = Network(lambda: MODELS["logreg"]().build((2,), 2), "head", data.x[:2], data.dtype)
-    return Task(data, network, **{"lr": 0.1, **settings})
-
-
-def play(alg, task, rounds=3, seed=3, plan=EAGER, evaluate=False):
-    run = SingleRun(alg, task, seed, plan=plan)
-    records = [run.advance(evaluate=evaluate) for _ in range(rounds)]
-    return run, records
-
-
-def assert_equal(a, b, tolerance=1e-12):
-    flat_a, flat_b = leaves(a), leaves(b)
-    assert len(flat_a) == len(flat_b)
-    for x, y in zip(flat_a, flat_b, strict=True):
-        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
-
-
-# -- numbers by hand ---------------------------------------------------------------------------------------------
+# -- numbers by hand --------------------------------------------------------------------------------------------------
 
 
 def conditional_inputs(alg, embeddings, counts):
     """g and p_i as a client begins a round."""
-    task = linear_task()
+    task = logreg_task()
     down = {**alg.init_server(task, 0), "C": {"weight": tensor(embeddings)}}
-    return alg.begin(task, down, alg.init_client(task, 0, torch.tensor(0)), info_of(counts))["c"].tolist()
+    return alg.begin(task, down, alg.init_client(task, 0, torch.tensor(0)), client_info(counts))["c"].tolist()
 
 
 def test_conditional_inputs():
@@ -109,7 +99,7 @@ def test_the_valve():
 
 def test_angle_level_guidance():
     """cos((2, 0), (1, 0)) = 1, cos((2, 0), (0, 1)) = 0: log(e + 1) - 1 = log(1 + e^-1); lengths do not matter"""
-    task = linear_task()
+    task = logreg_task()
     for embeddings in ([[1, 0], [0, 1]], [[7, 0], [0, 0.1]]):
         found = cosines(tensor([[2, 0]]), tensor(embeddings))
         torch.testing.assert_close(found, tensor([[1, 0]]))
@@ -121,7 +111,7 @@ def test_angle_level_guidance():
 def test_magnitude_level_guidance(mlg, expected, padding):
     """f_G = (1, 0), (0, 2) and C_hat[y] = (1, 0), (0, 0): one norm is sqrt(0 + 4), the mean of two is (0 + 2) / 2.
     The first sample has no distance at all, and padding none that counts: gradients are numbers all the same."""
-    batch = batch_of([[0, 0]] * (2 + padding), [0, 1] + [0] * padding, [1, 1] + [0] * padding)
+    batch = make_batch([[0, 0]] * (2 + padding), [0, 1] + [0] * padding, [1, 1] + [0] * padding)
     gap = tensor([[0, 0], [0, 2]] + [[30, 40]] * padding).requires_grad_()
     found = GPFL(mlg=mlg).magnitude(gap, batch)
     assert float(found.detach()) == pytest.approx(expected, abs=1e-12)
@@ -132,7 +122,7 @@ def test_magnitude_level_guidance(mlg, expected, padding):
 def test_no_distance_at_all_has_no_gradient():
     for mlg in ("batch", "per_sample"):
         gap = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
-        (gradient,) = torch.autograd.grad(GPFL(mlg=mlg).magnitude(gap, batch_of([[0]] * 2, [0, 1], [1, 1])), gap)
+        (gradient,) = torch.autograd.grad(GPFL(mlg=mlg).magnitude(gap, make_batch([[0]] * 2, [0, 1], [1, 1])), gap)
         assert (gradient == 0).all()
 
 
@@ -147,18 +137,18 @@ STEP = {  # a client in the middle of a round: C has moved away from C_hat
     "C": {"weight": tensor([[1, 0], [0, 1]])},
     "C_hat": {"weight": tensor([[2, 0], [0, 0]])},
     "psi": {"head.weight": tensor([[math.log(3) / 2, 0], [0, 0]]), "head.bias": tensor([0, 0])},
-    "batch": batch_of([[1, -1], [0, 1], [7, 7]], [0, 1, 0], [1, 1, 0]),
+    "batch": make_batch([[1, -1], [0, 1], [7, 7]], [0, 1, 0], [1, 1, 0]),
 }
 
 
 def one_step(alg, V=STEP["V"], **settings):
     """The loss, and what a client has after one step at learning rate 1."""
-    task = linear_task(lr=1.0, **settings)
+    task = logreg_task(lr=1.0, **settings)
     params = {"w": STEP["psi"], "V": V, "C": STEP["C"]}
     work = {**{m: task.slot(p) for m, p in params.items()}, "c": tensor([[1, 2]] * 2)}
     down = {"phi": {}, "V": V, "C": STEP["C_hat"]}
     loss, _ = alg.loss(task, params, work, STEP["batch"], down)
-    return loss, alg.step(task, work, STEP["batch"], down, info_of([1, 1]))
+    return loss, alg.step(task, work, STEP["batch"], down, client_info([1, 1]))
 
 
 def test_the_losses_of_a_padded_batch():
@@ -211,11 +201,11 @@ def test_each_kind_of_parameter_has_its_own_decay():
     """The step above once more: the task's decay shrinks the head alone, mu the valve and the embeddings alone."""
     _, plain = one_step(GPFL(lam=0.5, mu=0.1))
     _, decayed = one_step(GPFL(lam=0.5, mu=0.1), weight_decay=0.2)
-    assert_equal((plain["V"], plain["C"]), (decayed["V"], decayed["C"]))
+    assert_near((plain["V"], plain["C"]), (decayed["V"], decayed["C"]))
     moved = plain["w"].params["head.weight"] - decayed["w"].params["head.weight"]
     torch.testing.assert_close(moved, 0.2 * STEP["psi"]["head.weight"])
     _, free = one_step(GPFL(lam=0.5, mu=0.0), weight_decay=0.2)
-    assert_equal(free["w"], decayed["w"])
+    assert_near(free["w"], decayed["w"])
     torch.testing.assert_close(free["C"].params["weight"] - decayed["C"].params["weight"], 0.1 * STEP["C"]["weight"])
 
 
@@ -229,7 +219,7 @@ def test_clipping_takes_one_norm_of_all_gradients():
     norm = math.sqrt(sum(float((s**2).sum()) for s in steps))
     _, clipped = one_step(alg, clip=norm / 2)
     halved = [a - b for m in names for a, b in zip(leaves(clipped[m].params), leaves(before[m]), strict=True)]
-    assert_equal(halved, [s / 2 for s in steps], 1e-7)
+    assert_near(halved, [s / 2 for s in steps], 1e-7)
 
 
 def test_features_that_are_all_zero_stop_nothing():
@@ -240,7 +230,7 @@ def test_features_that_are_all_zero_stop_nothing():
     assert all(torch.isfinite(v).all() for v in leaves(work))
 
 
-# -- initial values ----------------------------------------------------------------------------------------------
+# -- initial values ---------------------------------------------------------------------------------------------------
 
 
 def initial(seed, alg=None, width=None, **settings):
@@ -273,17 +263,17 @@ def test_initial_values_are_those_of_pytorchs_layers():
 
 
 def test_initial_values_depend_on_the_seed_alone():
-    assert_equal(initial(5), initial(5), 0)
+    assert_equal(initial(5), initial(5))
     single = initial(5, dtype=torch.float32)
     assert all(v.dtype == torch.float32 for v in leaves(single))
-    assert_equal(initial(5), tree_map(torch.Tensor.double, single), 1e-6)
+    assert_near(initial(5), tree_map(torch.Tensor.double, single), 1e-6)
     for a, b in zip(leaves(initial(5)), leaves(initial(6)), strict=True):
         assert torch.equal(a, b) == (a.shape == (2, 8) and bool((a == a[0, 0]).all()))  # scale and shift
 
 
 def test_the_first_round_uses_the_initial_embeddings():
     task = make_task((5, 9))
-    run = SingleRun(GPFL(), task, 0, "reference")
+    run = SingleRun(GPFL(), task, 0, plan=PER_CLIENT)
     cohort = run.cohort(np.array([1]), 0)
     _, _, info, work = run.executor.start(cohort, 0)
     C = run.server["C"]["weight"]
@@ -291,13 +281,15 @@ def test_the_first_round_uses_the_initial_embeddings():
     torch.testing.assert_close(work["c"][1], (info.counts.double() / 9) @ C)
 
 
-# -- a second implementation -------------------------------------------------------------------------------------
+# -- a second implementation ------------------------------------------------------------------------------------------
 
 ROUNDS, EPOCHS, LR, MOMENTUM, DECAY, SEED, K, U = 3, 2, 0.1, 0.5, 0.01, 5, 8, 4
 LAM, MU = 0.3, 0.2
 
 
 class Valve(nn.Module):
+    """The conditional valve: features scaled and shifted by functions of a conditional input."""
+
     def __init__(self):
         super().__init__()
         self.gamma = nn.Sequential(nn.Linear(K, K), nn.ReLU(), nn.LayerNorm(K))
@@ -307,7 +299,7 @@ class Valve(nn.Module):
         return torch.relu((self.gamma(c) + 1) * f + self.beta(c))
 
 
-class Modules(nn.Module):
+class ClientModules(nn.Module):
     """What a client trains."""
 
     def __init__(self, norm):
@@ -315,7 +307,7 @@ class Modules(nn.Module):
         self.net, self.valve, self.embedding = SmallNet(norm=norm), Valve(), nn.Embedding(U, K)
 
     def features(self, x):
-        return torch.tanh(self.net.norm(self.net.first(x)))
+        return features(self.net, x)
 
     def trained(self):
         """Names that are averaged, and names that stay with a client (statistics included)."""
@@ -324,16 +316,14 @@ class Modules(nn.Module):
         return [n for n in names if n not in private], private
 
 
-class Hand:
+class PlainGPFL:
     """GPFL as one would write it by hand, one client after another."""
 
     def __init__(self, run, sizes, ablation="full", norm=False, clip=None, per_sample=False, divide=False, stale=False):
         self.sizes, self.variant, self.clip = sizes, ablation, clip
         self.per_sample, self.divide, self.stale = per_sample, divide, stale
-        data = run.task.data
-        self.split = {s: [(data.x[r], data.y[r]) for r in map(data.splits[s].__getitem__, range(len(sizes)))]
-                      for s in ("train", "test")}  # fmt: skip
-        self.modules = Modules(norm).double()
+        self.samples = {split: client_samples(run.task, split) for split in ("train", "test")}
+        self.modules = ClientModules(norm).double()
         state = self.modules.state_dict()
         for name, value in run.task.init(run.key).items():
             state[f"net.{name}"] = value.clone()
@@ -359,7 +349,7 @@ class Hand:
         if self.fixed is not None:
             return self.fixed[0], self.fixed[1]
         table = self.trained_last[i] if self.stale else self.shared["embedding.weight"]
-        labels = self.split["train"][i][1]
+        labels = self.samples["train"][i][1]
         share = [float((labels == u).sum()) / len(labels) for u in range(U)]
         p = sum(share[u] * table[u] for u in range(U))
         return sum(table[u] for u in range(U)) / U, p / U if self.divide else p
@@ -384,7 +374,7 @@ class Hand:
         return loss + LAM * torch.norm(fg - frozen[y], "fro")
 
     def train(self, i):
-        m, (x, y), (g, p) = self.load(i).train(), self.split["train"][i], self.inputs(i)
+        m, (x, y), (g, p) = self.load(i).train(), self.samples["train"][i], self.inputs(i)
         frozen = self.shared["embedding.weight"]
         extra = [*m.valve.parameters(), *m.embedding.parameters()]
         groups = [{"params": m.net.parameters(), "weight_decay": DECAY}, {"params": extra, "weight_decay": MU}]
@@ -407,7 +397,7 @@ class Hand:
 
     @torch.no_grad()
     def score(self, m, p, i):
-        x, y = self.split["test"][i]
+        x, y = self.samples["test"][i]
         f = m.eval().features(x)
         logits = m.net.head(f if "cov" in self.variant else m.valve(f, p))
         right = (logits.argmax(1) == y).sum()
@@ -427,7 +417,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_second_implementation_gives_the_same(case):
+def test_gpfl_against_plain_pytorch(case):
     """Batches are as large as the largest client, so that the order of samples does not matter; a client of one sample
     is there. Server, heads, statistics, and what PM_pre and PM_post score."""
     options = CASES[case]
@@ -441,78 +431,75 @@ def test_a_second_implementation_gives_the_same(case):
         mlg="per_sample" if options.get("per_sample") else "batch",
         stale_cond=options.get("stale", False),
     )
-    task = make_task(
-        sizes, norm=norm, lr=LR, batch_size=max(sizes), epochs=EPOCHS, momentum=MOMENTUM, weight_decay=DECAY,
-        clip=options.get("clip"),
-    )  # fmt: skip
-    run = SingleRun(alg, task, SEED, "reference")
-    hand = Hand(run, sizes, **options)
+    task = full_batch_task(
+        sizes, norm=norm, lr=LR, epochs=EPOCHS, momentum=MOMENTUM, weight_decay=DECAY, clip=options.get("clip")
+    )
+    run = SingleRun(alg, task, SEED, plan=PER_CLIENT)
+    plain = PlainGPFL(run, sizes, **options)
     for t in range(ROUNDS):
         if t == ROUNDS - 1:
-            post = [hand.score(*hand.train(i), i) for i in range(len(sizes))]
-        hand.round()
+            post = [plain.score(*plain.train(i), i) for i in range(len(sizes))]
+        plain.round()
         scores = run.advance().scores
-    expected = hand.shared
+    expected = plain.shared
     found = {f"net.{name}": v for name, v in run.server["phi"].items()}
-    found |= hand.valve_state(run.server["V"]) if "V" in run.server else {}
+    found |= plain.valve_state(run.server["V"]) if "V" in run.server else {}
     found |= {"embedding.weight": run.server["C"]["weight"]} if "C" in run.server else {}
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
     missing = {name.split(".")[0] for name in expected if name not in found}
     variant = options.get("ablation", "full")
     assert missing == {part for part, word in (("valve", "cov"), ("embedding", "gce")) if word in variant}
-    kept = run.store.everyone()
-    for i, own in enumerate(hand.private):
-        for name, value in kept["own"]["psi"].items():
-            torch.testing.assert_close(value[i], own[f"net.{name}"], rtol=1e-9, atol=1e-11)
-        for name, value in kept["stats"].get("w", {}).items():
-            torch.testing.assert_close(value[i], own[f"net.{name}"], rtol=1e-9, atol=1e-11)
-        assert scores["pre"]["test"][i].tolist() == pytest.approx(hand.score(hand.load(i), hand.inputs(i)[1], i))
+    for i, private in enumerate(plain.private):
+        for name, value in client_state(run, "psi").items():
+            torch.testing.assert_close(value[i], private[f"net.{name}"], rtol=1e-9, atol=1e-11)
+        for name, value in running_statistics(run, "w").items():
+            torch.testing.assert_close(value[i], private[f"net.{name}"], rtol=1e-9, atol=1e-11)
+        assert scores["pre"]["test"][i].tolist() == pytest.approx(plain.score(plain.load(i), plain.inputs(i)[1], i))
         assert scores["post"]["test"][i].tolist() == pytest.approx(post[i])
     assert set(scores) == {"pre", "post"}  # there is no global model
 
 
-# -- identities --------------------------------------------------------------------------------------------------
+# -- identities -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"norm": True, "dropout": 0.3, "momentum": 0.9, "clip": 0.5, "lr": 0.02}])
+@pytest.mark.parametrize("settings", [{}, EVERY_SETTING], ids=["defaults", "every setting"])
 def test_without_valve_and_embeddings_it_is_fedper(settings):
-    task = make_task(RAGGED, participation=0.5, epochs=2, weight_decay=0.01, **settings)
-    run, records = play(GPFL(ablation="wo_cov_gce"), task, rounds=4, evaluate=True)
-    other, expected = play(method("fedper"), task, rounds=4, evaluate=True)
-    assert_equal(run.server, other.server)
-    assert_equal(run.store.everyone()["own"]["psi"], other.store.everyone()["own"]["h"])
-    assert_equal(run.store.everyone()["stats"], other.store.everyone()["stats"])
+    task = make_task(RAGGED, participation=0.5, epochs=2, **settings)
+    run, records = run_rounds(GPFL(ablation="wo_cov_gce"), task, rounds=4, evaluate=True)
+    fedper, expected = run_rounds(method("fedper"), task, rounds=4, evaluate=True)
+    assert_near(run.server, fedper.server)
+    assert_near(client_state(run, "psi"), client_state(fedper, "h"))
+    assert_near(running_statistics(run), running_statistics(fedper))
+    assert_same_scores(records, expected, ["pre", "post"], 1e-12)
     for a, b in zip(records, expected, strict=True):
         assert (a.bytes_down, a.bytes_up) == (b.bytes_down, b.bytes_up)
-        for view in ("pre", "post"):
-            np.testing.assert_allclose(a.scores[view]["test"], b.scores[view]["test"], rtol=1e-12)
 
 
 def test_with_an_open_valve_and_no_guidance_it_is_fedper(monkeypatch):
     """gamma = beta = 0 and no ReLU, L_alg and L_mlg gone, mu = 0: body and head train as FedPer's."""
     monkeypatch.setattr(gpfl, "cov", lambda V, f, c: [f for _ in c.unbind()])
     task = make_task(RAGGED)
-    run, records = play(GPFL(ablation="wo_gce", mu=0.0), task, evaluate=True)
-    other, expected = play(method("fedper"), task, evaluate=True)
-    assert_equal(run.server["phi"], other.server["phi"])
-    assert_equal(run.store.everyone()["own"]["psi"], other.store.everyone()["own"]["h"])
-    assert_equal(run.server["V"], GPFL().init_server(task, run.key)["V"])
+    run, records = run_rounds(GPFL(ablation="wo_gce", mu=0.0), task, evaluate=True)
+    fedper, expected = run_rounds(method("fedper"), task, evaluate=True)
+    assert_near(run.server["phi"], fedper.server["phi"])
+    assert_near(client_state(run, "psi"), client_state(fedper, "h"))
+    assert_near(run.server["V"], GPFL().init_server(task, run.key)["V"])
     np.testing.assert_allclose(records[-1].scores["pre"]["test"], expected[-1].scores["pre"]["test"], rtol=1e-12)
 
 
 def test_without_magnitude_level_guidance_is_lambda_zero():
     task = make_task(RAGGED)
-    run, _ = play(GPFL(ablation="wo_mlg", lam=5.0), task)
-    other, _ = play(GPFL(lam=0.0), task)
-    assert_equal((run.server, run.store.everyone()), (other.server, other.store.everyone()), 0)
-    full, _ = play(GPFL(), task)
+    run, _ = run_rounds(GPFL(ablation="wo_mlg", lam=5.0), task)
+    other, _ = run_rounds(GPFL(lam=0.0), task)
+    assert_equal((run.server, run.store.everyone()), (other.server, other.store.everyone()))
+    full, _ = run_rounds(GPFL(), task)
     assert not torch.allclose(run.server["C"]["weight"], full.server["C"]["weight"], rtol=1e-9)
 
 
 def test_the_variants_are_all_different():
     task = make_task(RAGGED)
-    bodies = [play(GPFL(ablation=v), task, rounds=2)[0].server["phi"]["first.weight"] for v in VARIANTS]
+    bodies = [run_rounds(GPFL(ablation=v), task, rounds=2)[0].server["phi"]["first.weight"] for v in VARIANTS]
     for i, a in enumerate(bodies):
         for b in bodies[:i]:
             assert not torch.allclose(a, b, rtol=1e-6)
@@ -522,7 +509,7 @@ def test_constant_inputs_are_the_same_for_all_clients_and_never_change():
     """a and b in the place of g and p_i: standard normal, from the run's seed."""
     task = make_task(RAGGED)
     for variant in ("wo_pci", "wo_gce"):
-        run, _ = play(GPFL(ablation=variant), task)
+        run, _ = run_rounds(GPFL(ablation=variant), task)
         a, b = run.constants["ab"]
         assert not torch.allclose(a, b)
         work = run.executor.begin(run.cohort(np.arange(len(RAGGED)), run.t))
@@ -543,14 +530,14 @@ def test_stale_inputs_are_zero_at_first_and_then_from_the_clients_own_embeddings
     work = run.executor.begin(run.cohort(np.arange(3), 0))
     assert (work["c"] == 0).all()
     run.advance(evaluate=False, cohort=np.array([0, 1]))
-    own = run.store.everyone()["own"]["C"]["weight"]
+    embeddings = client_state(run, "C")["weight"]
     work = run.executor.begin(run.cohort(np.arange(3), 1))
     counts = task.data.counts(np.arange(3)).double()
     for i in (0, 1):
-        torch.testing.assert_close(work["c"][i, 0], own[i].mean(0))
-        torch.testing.assert_close(work["c"][i, 1], counts[i] / counts[i].sum() @ own[i])
+        torch.testing.assert_close(work["c"][i, 0], embeddings[i].mean(0))
+        torch.testing.assert_close(work["c"][i, 1], counts[i] / counts[i].sum() @ embeddings[i])
     assert (work["c"][2] == 0).all()
-    torch.testing.assert_close((12 * own[0] + 20 * own[1]) / 32, run.server["C"]["weight"])
+    torch.testing.assert_close((12 * embeddings[0] + 20 * embeddings[1]) / 32, run.server["C"]["weight"])
 
 
 PARITY = {
@@ -560,14 +547,14 @@ PARITY = {
 
 
 @pytest.mark.parametrize("case", PARITY)
-def test_every_variant_runs_stacked_as_one_by_one(case):
+def test_every_variant_gives_the_same_stacked_and_client_by_client(case):
     task = make_task(
         RAGGED, norm=True, dropout=0.3, momentum=0.9, weight_decay=0.01, clip=1.0, epochs=2, lr=0.02, participation=0.7
     )
     assert_same(GPFL(**PARITY[case]), task, Plan("stacked", "traced", chunk=7, shrink=0), 1e-9)
 
 
-# -- edges -------------------------------------------------------------------------------------------------------
+# -- edges ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_class_that_nobody_has_is_pushed_away_and_decays():
@@ -577,22 +564,20 @@ def test_a_class_that_nobody_has_is_pushed_away_and_decays():
     task = make_task((12, 9), federation=data)
     assert (task.data.counts(np.arange(2))[:, 3] == 0).all()
     start = GPFL().init_server(task, SingleRun(GPFL(), task, 3, plan=EAGER).key)["C"]["weight"][3]
-    free = play(GPFL(mu=0.0), task, rounds=1)[0].server["C"]["weight"][3]
+    free = run_rounds(GPFL(mu=0.0), task, rounds=1)[0].server["C"]["weight"][3]
     assert float((free - start).norm()) > 1e-4
-    decayed = play(GPFL(mu=0.1), task, rounds=1)[0].server["C"]["weight"][3]
+    decayed = run_rounds(GPFL(mu=0.1), task, rounds=1)[0].server["C"]["weight"][3]
     assert float(decayed.norm()) < float(free.norm())
 
 
 def test_a_single_layer_uses_its_inputs_as_features():
-    data = make_federation(RAGGED)
-    network = Network(lambda: MODELS["logreg"]().build((6,), 4), "head", data.x[:2], data.dtype)
-    task = Task(data, network, lr=0.1)
+    task = logreg_task(RAGGED, dim=6, classes=4)
     check(GPFL(), task)
-    run, records = play(GPFL(), task, evaluate=True)
+    run, records = run_rounds(GPFL(), task, evaluate=True)
     assert run.server["phi"] == {}
     assert run.server["V"]["weight"].shape == (12, 6)
     assert run.server["C"]["weight"].shape == (4, 6)
-    assert all(torch.isfinite(v).all() for v in leaves((run.server, run.store.everyone())))
+    assert_finite(run)
     assert_same(GPFL(), task, Plan("stacked", "traced", chunk=5, shrink=0), 1e-9)
     assert np.isfinite(records[-1].scores["pre"]["test"]).all()
 
@@ -615,13 +600,13 @@ def test_sequences_are_guided_at_every_position():
     for mlg in ("batch", "per_sample"):
         alg = GPFL(lam=0.3, mlg=mlg)
         down = alg.init_server(task, 1)
-        work = alg.begin(task, down, alg.init_client(task, 1, torch.tensor(0)), info_of([1, 2, 2]))
-        batch = batch_of([[0]], [0], [1, 1, 0])._replace(x=torch.cat([x, x[:1]]), y=torch.cat([y, y[:1]]))
+        work = alg.begin(task, down, alg.init_client(task, 1, torch.tensor(0)), client_info([1, 2, 2]))
+        batch = make_batch([[0]], [0], [1, 1, 0])._replace(x=torch.cat([x, x[:1]]), y=torch.cat([y, y[:1]]))
         found, _ = alg.loss(task, {m: work[m].params for m in ("w", "V", "C")}, work, batch, down)
         w, C, labels = work["w"].params, down["C"]["weight"], y[y >= 0]
         f = torch.tanh(w["first.weight"][x[y >= 0]])
         valve = Valve().double()
-        valve.load_state_dict({k.removeprefix("valve."): v for k, v in Hand.valve_state(down["V"]).items()})
+        valve.load_state_dict({k.removeprefix("valve."): v for k, v in PlainGPFL.valve_state(down["V"]).items()})
         alpha = tensor([0.2, 0.4, 0.4])
         with torch.no_grad():
             fg, fp = valve(f, C.mean(0)), valve(f, alpha @ C)
@@ -641,7 +626,7 @@ def test_a_step_passes_through_the_body_once():
 
     data = make_federation((10,))
     task = Task(data, Network(lambda: Counted(norm=True), "head", data.x[:2], data.dtype), lr=0.1)
-    run = SingleRun(GPFL(), task, 0, "reference")
+    run = SingleRun(GPFL(), task, 0, plan=PER_CLIENT)
     calls.clear()
     run.executor.train(run.cohort(np.array([0]), 0), ())
     assert calls == [10]
@@ -655,5 +640,5 @@ def test_traffic(variant, parts):
     """Numbers of the small net, in float64: body 6*8 + 8 = 56; V: 2 * (8*8 + 8 + 8 + 8) = 176; C: 4 * 8 = 32. The
     constants a and b are drawn on both sides."""
     size = sum({"b": 56, "v": 176, "c": 32}[part] for part in parts) * 8
-    _, records = play(GPFL(ablation=variant), make_task(RAGGED), rounds=1)
+    _, records = run_rounds(GPFL(ablation=variant), make_task(RAGGED), rounds=1)
     assert (records[0].bytes_down, records[0].bytes_up) == (len(RAGGED) * size, len(RAGGED) * size)

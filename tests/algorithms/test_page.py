@@ -1,4 +1,4 @@
-"""PAGE: its tables, its order of things against plain PyTorch, what is kept where, what diverges, what is refused."""
+"""PAGE: actions and rewards, a second implementation, agents, the server's data, what diverges, what is refused."""
 
 import dataclasses
 import itertools
@@ -8,38 +8,51 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ALONE, RAGGED, SingleRun, SmallNet, assert_same, make_federation, make_task, method, play
+from helpers import (
+    EAGER,
+    PER_CLIENT,
+    RAGGED,
+    SingleRun,
+    assert_same,
+    client_state,
+    make_federation,
+    make_task,
+    method,
+    play,
+    run_rounds,
+    tensor,
+)
 from kills import SAME
+from oracles import (
+    LEARNING_AGENTS,
+    UniformFedAvg,
+    assert_equal,
+    assert_finite,
+    assert_near,
+    assert_same_scores,
+    average,
+    full_batch_run,
+    measure,
+    net_of,
+)
 from sentences import user_error
 
 import fedloom
-from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.page import PAGE
 from fedloom.algorithms.parts import server_data
-from fedloom.core.keys import root
-from fedloom.core.tree import leaves, size_bytes, take, tree_map, uniform_mean
-from fedloom.engine.planning.plan import Plan
+from fedloom.core.tree import size_bytes, take, tree_map
+from fedloom.engine.plan import Plan
 from fedloom.runs.checkpoints import Checkpoints
 from fedloom.studies.build import check
 
 SIZES = (3, 17, 8, 11)
-STACKED = Plan("stacked", "eager", chunk=len(RAGGED))
-EAGER_AGENTS = {"t_warm": 1, "replay_batch": 2, "ep_max": 4}  # that learn and act from the third round on
 
 
 def page_task(sizes=SIZES, server=30, **settings):
     return make_task(sizes, data={"server": server}, **{"rounds": 6, **settings})
 
 
-def own(run):
-    return run.store.everyone()["own"]
-
-
-def tensor(*values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-# -- tables ---------------------------------------------------------------------------------------------------------
+# -- actions, weights and rewards -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -57,7 +70,7 @@ def test_decoding_an_action(a, eta, alpha, dtype):
 )
 def test_decoding_an_action_as_the_authors_code_does(a, eta, alpha):
     """(a + 1) / 2 cut to [0.01, 0.2]; epochs are 100 times as much, rounded down: 12.5 gives 12."""
-    found = method("page", lr_min=0.01, lr_max=0.2, decode="clip").decoded(tensor(*a))
+    found = method("page", lr_min=0.01, lr_max=0.2, decode="clip").decoded(tensor(a))
     assert (float(found[0]), int(found[1])) == (pytest.approx(eta), alpha)
 
 
@@ -69,11 +82,11 @@ def test_every_number_of_epochs_can_be_chosen_and_no_other():
 
 
 def test_weights_from_an_action():
-    torch.testing.assert_close(method("page").weights(tensor(0, 1, -1)), tensor(1 / 3, 2 / 3, 0), rtol=0, atol=1e-8)
+    torch.testing.assert_close(method("page").weights(tensor([0, 1, -1])), tensor([1 / 3, 2 / 3, 0]), rtol=0, atol=1e-8)
     nobody = method("page").weights(torch.full((4,), -1.0))  # in float32, all at the lower end
     torch.testing.assert_close(nobody, torch.full((4,), 0.25))
-    soft = method("page", p_map="softmax").weights(tensor(0, 1, -1))
-    torch.testing.assert_close(soft, tensor(0.244728, 0.665241, 0.090031), rtol=0, atol=1e-6)
+    soft = method("page", p_map="softmax").weights(tensor([0, 1, -1]))
+    torch.testing.assert_close(soft, tensor([0.244728, 0.665241, 0.090031]), rtol=0, atol=1e-6)
 
 
 def test_rewards():
@@ -131,93 +144,66 @@ def test_a_run_may_end_at_equilibrium_and_is_resumed_into_the_same_end(tmp_path)
     assert "equilibrium" not in fedloom.run("fedavg", **{**task, "rounds": 1}).last()
 
 
-# -- a second implementation ----------------------------------------------------------------------------------------
-
-
-class Hand:
-    """Steps 1 to 11 in plain PyTorch, given what the agents chose."""
-
-    def __init__(self, task, seed, alg):
-        self.data, self.alg = task.data, alg
-        torch.manual_seed(root(seed, "init") & ((1 << 63) - 1))
-        self.w = SmallNet().double().state_dict()
-
-    def samples(self, rows):
-        return self.data.x[rows], self.data.y[rows]
-
-    def measure(self, state, rows):
-        net = SmallNet().double()
-        net.load_state_dict(state)
-        x, y = self.samples(rows)
-        logits = net(x).detach()
-        return float((logits.argmax(1) == y).double().mean()), float(F.cross_entropy(logits, y))
-
-    def fit(self, i, eta, alpha):
-        net = SmallNet().double()
-        net.load_state_dict(self.w)
-        opt = torch.optim.SGD(net.parameters(), lr=eta, momentum=0.5, weight_decay=0.01)
-        x, y = self.samples(self.data.splits["train"][i])
-        for _ in range(int(alpha)):
-            opt.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            torch.nn.utils.clip_grad_norm_(net.parameters(), self.alg.local_clip)
-            opt.step()
-        return {k: v.detach() for k, v in net.state_dict().items()}
-
-    def average(self, states, p):
-        self.w = {k: sum(w * s[k] for w, s in zip(p, states, strict=True)) for k in self.w}
+# -- a second implementation ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reward", ["global", "weighted_local"])
 @pytest.mark.parametrize("signal", ["train", "test"])
-def test_a_round_is_the_paper_in_plain_pytorch(signal, reward):
-    """Batches are as large as the largest client, so the order of samples does not matter. Agents learn from the third
-    round on; what they chose is taken from the reports, everything that follows from it is computed again."""
+def test_page_against_plain_pytorch_given_the_actions(signal, reward):
+    """Steps 2 to 11 of a round. Agents learn from the third round on; what they chose is taken from the reports,
+    everything that follows from it is computed again."""
     alg = method(
-        "page", client_signal=signal, server_reward=reward, local_clip=0.3, c_w=2.0, s_w=3.0, R_max=1.5, **EAGER_AGENTS
+        "page",
+        client_signal=signal,
+        server_reward=reward,
+        local_clip=0.3,
+        c_w=2.0,
+        s_w=3.0,
+        R_max=1.5,
+        **LEARNING_AGENTS,
     )
-    task = page_task(batch_size=max(SIZES), momentum=0.5, weight_decay=0.01)
-    run, hand = SingleRun(alg, task, 5, "reference"), Hand(task, 5, alg)
-    rows, d_cs = task.data.splits[signal], task.data.server
+    run, plain = full_batch_run(alg, SIZES, data={"server": 30})
+    w, data, samples = plain.initial, run.task.data, {"train": plain.train, "test": plain.test}[signal]
+    server_samples = data.x[data.server], data.y[data.server]
 
     def paid(weight, loss):
         return weight * min(1 / (loss + 1e-5), 1.5)
 
-    clients = range(len(SIZES))
     payoff, server_payoff = np.zeros(len(SIZES)), 0.0
     for t in range(6):
         done = run.advance(evaluate=False)
         found, server = done.reports, done.server_report
-        assert found["state"] == pytest.approx([hand.measure(hand.w, rows[i])[0] for i in clients])  # step 2
-        states = [hand.fit(i, found["eta"][i], found["alpha"][i]) for i in clients]  # step 5
-        f = [hand.measure(state, rows[i])[1] for i, state in enumerate(states)]
+        assert found["state"] == pytest.approx([measure(w, samples[i])[0] for i in plain.clients])  # step 2
+        states = [
+            plain.fit(w, plain.train[i], epochs=int(found["alpha"][i]), lr=found["eta"][i], clip=0.3)
+            for i in plain.clients
+        ]  # step 5
+        f = [measure(states[i], samples[i])[1] for i in plain.clients]
         assert found["reward"] == pytest.approx([paid(2, v) for v in f], rel=1e-9)  # step 6
-        assert run.server["s"].tolist() == pytest.approx([hand.measure(s, d_cs)[0] for s in states])  # step 7
+        assert run.server["s"].tolist() == pytest.approx([measure(s, server_samples)[0] for s in states])  # step 7
         assert found["p"].sum() == pytest.approx(1)
-        hand.average(states, found["p"])  # step 10
-        _, loss = hand.measure(hand.w, d_cs)
-        loss = loss if reward == "global" else float(np.dot(found["p"], f))
+        w = average(states, found["p"])  # step 10
+        loss = measure(w, server_samples)[1] if reward == "global" else float(np.dot(found["p"], f))
         assert server["reward_CS"] == pytest.approx(paid(3, loss), rel=1e-9)  # step 11
         payoff += 0.99**t * found["reward"]
         server_payoff += 0.99**t * server["reward_CS"]
         assert found["U"] == pytest.approx(payoff)
         assert server["U_CS"] == pytest.approx(server_payoff)
-    for name, v in hand.w.items():
-        torch.testing.assert_close(run.server["w"][name], v, rtol=1e-9, atol=1e-12)
-    assert own(run)["agent"]["updates"].tolist() == [4] * len(SIZES)
+    assert_near(run.server["w"], w, 1e-9)
+    assert client_state(run, "agent")["updates"].tolist() == [4] * len(SIZES)
     assert run.server["agent"]["updates"] == 4
 
 
 def test_agents_remember_the_transitions_of_the_specification():
     """(s(t-1), a(t-1), r(t-1), s(t)): of a client what it reports, of the server its states and rewards."""
-    alg, task = method("page", **EAGER_AGENTS), page_task()
-    run = SingleRun(alg, task, 1, plan=STACKED)
+    alg, task = method("page", **LEARNING_AGENTS), page_task()
+    run = SingleRun(alg, task, 1, plan=EAGER)
     records, seen = [], []
     for _ in range(5):
         records.append(run.advance(evaluate=False))
         seen.append(run.server["s"])
     told = {name: np.stack([done.reports[name] for done in records]) for name in records[0].reports}
-    agents = own(run)["agent"]
+    agents = client_state(run, "agent")
     assert agents["stored"].tolist() == [4] * len(SIZES)
     for i in range(len(SIZES)):
         replay = take(agents["replay"], i)
@@ -235,38 +221,28 @@ def test_agents_remember_the_transitions_of_the_specification():
         assert alg.weights(replay["a"][t]).tolist() == pytest.approx(told["p"][t])
 
 
-# -- invariants -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Uniform(FedAvg):
-    """FedAvg with equal weights."""
-
-    def aggregate(self, task, server, up, info, t, key):
-        return {"w": uniform_mean(up["w"])}
+# -- invariants -------------------------------------------------------------------------------------------------------
 
 
 def test_with_all_switches_off_it_is_fedavg_with_equal_weights():
     alg = method("page", tune_p=False, tune_eta=False, tune_alpha=False, lr_max=0.07, ep_max=3)
-    mine, records = play(alg, page_task(RAGGED), STACKED)
-    other, expected = play(Uniform(), page_task(RAGGED, lr=0.07, epochs=3, clip=10.0), STACKED)
-    for name, v in other.server["w"].items():
-        torch.testing.assert_close(mine.server["w"][name], v, rtol=1e-12, atol=1e-12)
-    for a, b in zip(records, expected, strict=True):
-        for view in ("pre", "post", "global"):
-            np.testing.assert_allclose(a.scores[view]["test"], b.scores[view]["test"], rtol=1e-9)
-        np.testing.assert_allclose(a.reports["p"], 1 / len(RAGGED))
+    run, records = run_rounds(alg, page_task(RAGGED), evaluate=True)
+    fedavg, expected = run_rounds(UniformFedAvg(), page_task(RAGGED, lr=0.07, epochs=3, clip=10.0), evaluate=True)
+    assert_near(run.server["w"], fedavg.server["w"])
+    assert_same_scores(records, expected)
+    for done in records:
+        np.testing.assert_allclose(done.reports["p"], 1 / len(RAGGED))
 
 
 @pytest.mark.parametrize(("p", "eta", "alpha"), list(itertools.product((True, False), repeat=3)))
 def test_there_are_the_agents_that_are_needed_and_no_others(p, eta, alpha):
     """The seven variants of the ablation, and none of them; what is not tuned is 1/N, lr_max, ep_max."""
-    alg = method("page", tune_p=p, tune_eta=eta, tune_alpha=alpha, **EAGER_AGENTS)
-    run, records = play(alg, page_task(), STACKED, rounds=4)
+    alg = method("page", tune_p=p, tune_eta=eta, tune_alpha=alpha, **LEARNING_AGENTS)
+    run, records = run_rounds(alg, page_task(), evaluate=True, rounds=4)
     assert ("agent" in run.server) == p
-    assert ("agent" in own(run)) == (eta or alpha)
+    assert ("agent" in client_state(run)) == (eta or alpha)
     if eta or alpha:
-        assert own(run)["agent"]["updates"].tolist() == [2] * len(SIZES)
+        assert client_state(run, "agent")["updates"].tolist() == [2] * len(SIZES)
     tuned = {"p": p, "eta": eta, "alpha": alpha}
     for name, fixed in (("p", 1 / len(SIZES)), ("eta", 0.1), ("alpha", 4)):
         found = np.stack([done.reports[name] for done in records])
@@ -275,37 +251,35 @@ def test_there_are_the_agents_that_are_needed_and_no_others(p, eta, alpha):
 
 @pytest.mark.parametrize("p_map", ["shift", "softmax"])
 def test_weights_add_up_to_one_in_every_round(p_map):
-    _, records = play(method("page", p_map=p_map, **EAGER_AGENTS), page_task(RAGGED), STACKED, rounds=5)
+    _, records = run_rounds(method("page", p_map=p_map, **LEARNING_AGENTS), page_task(RAGGED), evaluate=True, rounds=5)
     for done in records:
         assert done.reports["p"].sum() == pytest.approx(1, abs=1e-12)
         assert (done.reports["p"] >= 0).all()
 
 
 @pytest.mark.parametrize(("reward", "extra"), [("global", 0), ("weighted_local", 8)])
-def test_agents_are_sent_nowhere(reward, extra):
+def test_agents_are_never_sent(reward, extra):
     """Down goes the model, up the model, and for the paper's reward one number in float64."""
-    run, records = play(method("page", server_reward=reward), page_task(), STACKED, rounds=1)
+    run, records = run_rounds(method("page", server_reward=reward), page_task(), evaluate=True, rounds=1)
     model = size_bytes(run.server["w"])
     assert records[0].bytes_down == len(SIZES) * model
     assert records[0].bytes_up == len(SIZES) * (model + extra)
 
 
-def test_a_memory_takes_no_more_room_than_a_run_needs():
+def test_a_replay_memory_is_no_larger_than_the_number_of_rounds():
     task = page_task(rounds=6)
-    assert own(SingleRun(method("page"), task, 0, plan=STACKED))["agent"]["replay"]["r"].shape == (len(SIZES), 6)
-    assert own(SingleRun(method("page", replay=4), task, 0, plan=STACKED))["agent"]["replay"]["r"].shape == (
-        len(SIZES),
-        4,
-    )
+    for settings, capacity in (({}, 6), ({"replay": 4}, 4)):
+        run = SingleRun(method("page", **settings), task, 0, plan=EAGER)
+        assert client_state(run, "agent")["replay"]["r"].shape == (len(SIZES), capacity)
 
 
-def test_clients_start_with_agents_of_their_own():
-    agents = own(SingleRun(method("page"), page_task(), 0, plan=STACKED))["agent"]
+def test_the_agents_of_clients_start_from_different_values():
+    agents = client_state(SingleRun(method("page"), page_task(), 0, plan=EAGER), "agent")
     first = agents["nets"]["actor"]
     assert len({tuple(v.flatten().tolist()) for v in first}) == len(SIZES)
 
 
-# -- engines --------------------------------------------------------------------------------------------------------
+# -- stacked, resumed, recorded ---------------------------------------------------------------------------------------
 
 VARIANTS = [
     {},
@@ -315,20 +289,20 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: ",".join(v) or "default")
-def test_agents_that_learn_do_the_same_stacked_and_one_by_one(variant):
+def test_agents_that_learn_do_the_same_stacked_and_client_by_client(variant):
     """Clients of one to sixty samples; the memory of four wraps around."""
-    alg = method("page", **{**EAGER_AGENTS, "replay": 4, **variant})
+    alg = method("page", **{**LEARNING_AGENTS, "replay": 4, **variant})
     task = page_task(RAGGED[:6], rounds=7)
-    run, _ = reference = play(alg, task, ALONE, rounds=7)
+    run, _ = reference = play(alg, task, PER_CLIENT, rounds=7)
     for plan in (Plan("stacked", "eager", chunk=4), Plan("stacked", "traced", chunk=4, shrink=0.3)):
         assert_same(alg, task, plan, 1e-9, rounds=7, reference=reference)
-    assert own(run)["agent"]["updates"].tolist() == [5] * 6
-    assert own(run)["agent"]["stored"].tolist() == [6] * 6
+    assert client_state(run, "agent")["updates"].tolist() == [5] * 6
+    assert client_state(run, "agent")["stored"].tolist() == [6] * 6
 
 
-def test_agents_that_learn_go_on_from_a_checkpoint_to_the_bit(tmp_path):
-    alg, task = method("page", **EAGER_AGENTS), page_task()
-    whole, first, second = (SingleRun(alg, task, 3, plan=STACKED) for _ in range(3))
+def test_agents_that_learn_are_resumed_from_a_checkpoint_to_the_bit(tmp_path):
+    alg, task = method("page", **LEARNING_AGENTS), page_task()
+    whole, first, second = (SingleRun(alg, task, 3, plan=EAGER) for _ in range(3))
     for _ in range(4):
         whole.advance()
         first.advance()
@@ -336,8 +310,7 @@ def test_agents_that_learn_go_on_from_a_checkpoint_to_the_bit(tmp_path):
     Checkpoints(tmp_path).restore(second)
     for _ in range(2):
         a, b = whole.advance(), second.advance()
-    for x, y in zip(leaves((whole.server, own(whole))), leaves((second.server, own(second))), strict=True):
-        assert torch.equal(x, y)
+    assert_equal((whole.server, client_state(whole)), (second.server, client_state(second)))
     assert a.server_report == b.server_report
     assert all((a.reports[name] == b.reports[name]).all() for name in a.reports)
 
@@ -352,7 +325,7 @@ def test_what_is_reported_reaches_the_records():
     assert server["U_CS"] == pytest.approx(server["reward_CS"])
 
 
-# -- the server's data ----------------------------------------------------------------------------------------------
+# -- the server's data ------------------------------------------------------------------------------------------------
 
 
 def test_dcs_holdout_divides_what_steers_from_what_tests():
@@ -360,10 +333,9 @@ def test_dcs_holdout_divides_what_steers_from_what_tests():
     signal, test = alg.server_data(task)
     assert (len(signal), len(test)) == (18, 12)
     assert sorted([*signal.tolist(), *test.tolist()]) == task.data.server.tolist()
-    run, records = play(alg, task, STACKED, rounds=2)
-    hand = Hand(task, 7, alg)
-    acc, _ = hand.measure(run.server["w"], test)
-    _, loss = hand.measure(run.server["w"], signal)
+    run, records = run_rounds(alg, task, evaluate=True, rounds=2)
+    acc, _ = measure(run.server["w"], (task.data.x[test], task.data.y[test]))
+    _, loss = measure(run.server["w"], (task.data.x[signal], task.data.y[signal]))
     right, _, n = records[-1].server
     assert (right / n, n) == (pytest.approx(acc), 12)
     assert records[-1].server_report["reward_CS"] == pytest.approx(1 / (loss + 1e-5))
@@ -371,11 +343,12 @@ def test_dcs_holdout_divides_what_steers_from_what_tests():
     assert all_ is same is task.data.server
 
 
-def test_judging_in_blocks_gives_the_whole(monkeypatch):
+def test_scoring_in_blocks_of_samples_and_models_gives_the_same(monkeypatch):
     task = page_task(server=30)
-    models = own(SingleRun(method("local"), task, 0, plan=STACKED))["theta"]
+    models = client_state(SingleRun(method("local"), task, 0, plan=EAGER), "theta")
     models = {k: v * torch.arange(4).view(-1, *[1] * (v.dim() - 1)) for k, v in models.items()}  # the first ties
-    expected = [Hand(task, 0, None).measure(take(models, i), task.data.server) for i in range(4)]
+    samples = task.data.x[task.data.server], task.data.y[task.data.server]
+    expected = [measure(take(models, i), samples) for i in range(4)]
     for samples, rows in ((512, 4096), (7, 15), (30, 1)):
         monkeypatch.setattr(server_data, "SAMPLES", samples)
         monkeypatch.setattr(server_data, "ROWS", rows)
@@ -385,20 +358,18 @@ def test_judging_in_blocks_gives_the_whole(monkeypatch):
             assert float(server_data.mean_loss(task, take(models, i), task.data.server)) == pytest.approx(loss)
 
 
-def test_batchnorm_is_judged_by_the_statistics_of_the_servers_samples():
+def test_batchnorm_uses_the_statistics_of_the_servers_samples():
     task = page_task(server=30, norm=True)
-    net = SmallNet(norm=True).double()
     w = task.init(0)
-    net.load_state_dict({**net.state_dict(), **w})
     x, y = (v[task.data.server] for v in (task.data.x, task.data.y))
-    logits = net.train()(x).detach()
+    logits = net_of(w, norm=True).train()(x).detach()
     (acc,) = server_data.accuracies(task, tree_map(lambda v: v[None], w), task.data.server)
     assert float(acc) == pytest.approx(float((logits.argmax(1) == y).double().mean()))
     loss = server_data.mean_loss(task, w, task.data.server)
     assert float(loss) == pytest.approx(float(F.cross_entropy(logits, y)))
 
 
-# -- what goes wrong ------------------------------------------------------------------------------------------------
+# -- what goes wrong --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -415,10 +386,11 @@ class Diverging(PAGE):
         return {**work, "w": work["w"]._replace(params=params)}
 
 
-@pytest.mark.parametrize("plan", [Plan("per-client"), STACKED], ids=lambda p: p.mode)
+@pytest.mark.parametrize("plan", [PER_CLIENT, EAGER], ids=lambda p: p.mode)
 @pytest.mark.parametrize("reward", ["global", "weighted_local"])
 def test_a_client_that_diverges_is_left_out(plan, reward):
-    run, records = play(Diverging(who=(1,), server_reward=reward, **EAGER_AGENTS), page_task(), plan, rounds=4)
+    alg = Diverging(who=(1,), server_reward=reward, **LEARNING_AGENTS)
+    run, records = run_rounds(alg, page_task(), rounds=4, plan=plan, evaluate=True)
     for done in records:
         p = done.reports["p"]
         assert p[1] == done.reports["reward"][1] == 0
@@ -427,22 +399,21 @@ def test_a_client_that_diverges_is_left_out(plan, reward):
         assert (np.delete(done.reports["reward"], 1) > 0).all()
         assert done.server_report["reward_CS"] > 0
     assert run.server["s"][1] == 0
-    assert all(torch.isfinite(v).all() for v in leaves((run.server, own(run))))
+    assert_finite(run)
 
 
 def test_if_all_diverge_the_model_is_kept():
-    run, records = play(Diverging(who=(0, 1, 2, 3), **EAGER_AGENTS), page_task(), STACKED, rounds=3)
-    for name, v in run.task.init(run.key).items():
-        assert torch.equal(run.server["w"][name], v)
+    run, records = run_rounds(Diverging(who=(0, 1, 2, 3), **LEARNING_AGENTS), page_task(), evaluate=True, rounds=3)
+    assert_equal(run.server["w"], run.task.init(run.key))
     assert records[-1].reports["p"].tolist() == [0] * 4
     assert records[-1].server_report["reward_CS"] == 0
-    assert all(torch.isfinite(v).all() for v in leaves((run.server, own(run))))
+    assert_finite(run)
 
 
 def test_a_reply_that_is_missing_is_left_out_and_its_state_kept():
     """In a federation; a simulation refuses partial participation."""
-    alg, task = method("page", **EAGER_AGENTS), page_task()
-    run = SingleRun(alg, task, 0, plan=STACKED)
+    alg, task = method("page", **LEARNING_AGENTS), page_task()
+    run = SingleRun(alg, task, 0, plan=EAGER)
     run.advance(evaluate=False)
     before = run.server["s"].clone()
     done = run.advance(evaluate=False, cohort=np.array([0, 1, 3]))
@@ -451,7 +422,7 @@ def test_a_reply_that_is_missing_is_left_out_and_its_state_kept():
     assert run.server["p"].sum() == pytest.approx(1)
     assert done.reports["p"].tolist() == run.server["p"][[0, 1, 3]].tolist()
     run.advance(evaluate=False)
-    assert own(run)["agent"]["stored"].tolist() == [2, 2, 1, 2]
+    assert client_state(run, "agent")["stored"].tolist() == [2, 2, 1, 2]
 
 
 def test_what_does_not_fit_is_refused_before_training():
@@ -472,11 +443,11 @@ def test_what_does_not_fit_is_refused_before_training():
     check(method("page"), page_task())
 
 
-# -- deviations -----------------------------------------------------------------------------------------------------
+# -- deviations -------------------------------------------------------------------------------------------------------
 
 
 def test_deviations_repeat_the_next_round_with_one_action_shifted(tmp_path):
-    settings = {"clients": 3, "rounds": 5, "plan": "stacked-eager", "lr_min": 0.05, "R_max": 1e9, **EAGER_AGENTS}
+    settings = {"clients": 3, "rounds": 5, "plan": "stacked-eager", "lr_min": 0.05, "R_max": 1e9, **LEARNING_AGENTS}
     folder = tmp_path / "run"
     fedloom.run("page", "synthetic", out=folder, **settings)
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}

@@ -10,53 +10,54 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import (
-    ALONE,
+    EAGER,
+    PER_CLIENT,
     RAGGED,
     SingleRun,
     SmallNet,
     assert_same,
-    make_federation,
+    client_state,
+    full_batch_task,
+    make_batch,
     make_task,
     method,
     play,
+    run_rounds,
+    running_statistics,
     token_task,
+)
+from oracles import (
+    assert_equal,
+    assert_near,
+    assert_same_scores,
+    client_samples,
+    dense_layers,
+    dense_values,
+    is_equal,
+    is_near,
+    values,
 )
 from sentences import user_error
 from torch import nn
 
 from fedloom.algorithms.parts import dense
 from fedloom.algorithms.parts.distances import DISTANCES, batch_mean, contrast, cos, cosine, kl, l2, mse
-from fedloom.core.algorithm import Batch
-from fedloom.core.tree import leaves, take
-from fedloom.engine.planning.plan import Plan
-
-EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
+from fedloom.engine.plan import Plan
 
 
 def row(*values):
     return torch.tensor([values], dtype=torch.float64)
 
 
-def batch_of(x, y, mask=None):
-    mask = torch.ones(len(y), dtype=torch.float64) if mask is None else torch.tensor(mask, dtype=torch.float64)
-    return Batch(x, y, mask, *(torch.tensor(0) for _ in range(4)))
-
-
-ONE = batch_of(None, torch.tensor([0]))
+ONE = make_batch(None, torch.tensor([0]))
 
 
 def l_con(z, gm, old, batch=ONE, **settings):
+    """The contrastive loss of outputs z, with those of the global and the old model."""
     return method("pfedkt", **settings).contrastive(z, gm, old, batch)
 
 
-def same(a, b, tolerance=0.0):
-    flat_a, flat_b = leaves(a), leaves(b)
-    return len(flat_a) == len(flat_b) and all(
-        torch.allclose(x, y, rtol=tolerance, atol=tolerance) for x, y in zip(flat_a, flat_b, strict=True)
-    )
-
-
-# -- distances and losses -------------------------------------------------------------------------------------------
+# -- distances and losses ---------------------------------------------------------------------------------------------
 
 
 def test_kl_goes_from_the_teacher_to_the_student():
@@ -64,10 +65,10 @@ def test_kl_goes_from_the_teacher_to_the_student():
     0.173287 = 0.130812; the other way round it would be 1/2 ln(2/3) + 1/2 ln 2 = 0.143841."""
     assert kl(row(0, 0), row(math.log(3), 0)).item() == pytest.approx(0.130812, abs=1e-6)
     assert kl(row(math.log(3), 0), row(0, 0)).item() == pytest.approx(0.143841, abs=1e-6)
-    mine = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    theirs = mine.flip(0)
-    expected = F.kl_div(F.log_softmax(mine, -1), F.softmax(theirs, -1), reduction="batchmean")
-    torch.testing.assert_close(kl(mine, theirs).mean(), expected)
+    student = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    teacher = student.flip(0)
+    expected = F.kl_div(F.log_softmax(student, -1), F.softmax(teacher, -1), reduction="batchmean")
+    torch.testing.assert_close(kl(student, teacher).mean(), expected)
 
 
 def test_hinge_active():
@@ -133,10 +134,10 @@ def test_gradients_are_finite_where_outputs_are_equal_or_zero(distance):
 def test_padding_does_not_count():
     """Two samples and one row of padding: (10 + 2) / 2 = 6 for the squared distances above."""
     z, other = torch.cat([Z, Z, Z]), torch.cat([GM, OLD, 100 * OLD])
-    batch = batch_of(None, torch.tensor([0, 1, 0]), mask=[1, 1, 0])
+    batch = make_batch(None, torch.tensor([0, 1, 0]), mask=[1, 1, 0])
     assert l_con(z, other, other, batch, loss="regularizer", distance="mse").item() == pytest.approx(6)
     positions = torch.tensor([[1, -1], [0, 2], [0, 1]])  # sequences: one of the two samples has one position only
-    batch = batch_of(None, positions, mask=[1, 1, 0])
+    batch = make_batch(None, positions, mask=[1, 1, 0])
     values = torch.tensor([[1.0, 50.0], [2.0, 6.0], [50.0, 50.0]])
     assert batch_mean(values, batch).item() == pytest.approx((1 + 2 + 6) / 3)
 
@@ -145,14 +146,14 @@ def test_a_large_margin_never_clips():
     """Then the gradient of l_con is that of d_plus - d_minus."""
     draw = torch.Generator().manual_seed(1)
     z, gm, old = (torch.randn(6, 4, dtype=torch.float64, generator=draw) for _ in range(3))
-    batch = batch_of(None, torch.zeros(6, dtype=torch.int64))
+    batch = make_batch(None, torch.zeros(6, dtype=torch.int64))
     z.requires_grad_()
     found = torch.autograd.grad(l_con(z, gm, old, batch, case="C", alpha=1e3), z)[0]
     expected = torch.autograd.grad(kl(z, gm).mean() - kl(z, old).mean(), z)[0]
     torch.testing.assert_close(found, expected)
 
 
-# -- hypernetwork ---------------------------------------------------------------------------------------------------
+# -- hypernetwork -----------------------------------------------------------------------------------------------------
 
 
 def cnn(classes):
@@ -164,6 +165,7 @@ def cnn(classes):
 
 
 def sized(classes):
+    """A task with that model's parameters, and their number."""
     params = dict(cnn(classes).named_parameters())
     return SimpleNamespace(init=lambda key: params), sum(p.numel() for p in params.values())
 
@@ -203,11 +205,11 @@ SIZES = (3, 17, 8, 11)
 def test_the_hypernetwork_step_of_a_model_of_three_chunks(clip):
     """A network called chunk by chunk, a backward pass of Delta = theta0 - omega, clip_grad_norm_ and SGD."""
     task, alg = three_chunks(), method("pfedkt", eta_hn=0.05, hn_clip=clip)
-    down, own = alg.constants(task, 3), alg.init_client(task, 3, torch.tensor(11))
+    down, state = alg.constants(task, 3), alg.init_client(task, 3, torch.tensor(11))
     assert down["E"].shape == (3, 13)
-    net = torch_network(own["varphi"])
+    net = dense_layers(state["varphi"])
     theta0 = torch.cat([net(down["E"][0]), net(down["E"][1]), net(down["E"][2])])[:844]
-    found = nn.utils.parameters_to_vector(alg.generate(task, own["varphi"], down).values())
+    found = nn.utils.parameters_to_vector(alg.generate(task, state["varphi"], down).values())
     torch.testing.assert_close(found, theta0)
     omega = task.init(3)
     delta = theta0.detach() - nn.utils.parameters_to_vector(omega.values())
@@ -215,18 +217,14 @@ def test_the_hypernetwork_step_of_a_model_of_three_chunks(clip):
     norm = nn.utils.clip_grad_norm_(net.parameters(), clip)
     assert 1.5 < norm < 50  # the smaller limit is reached, the larger one is not
     torch.optim.SGD(net.parameters(), lr=0.05).step()
-    moved = alg.absorb(task, own["varphi"], omega, down)
-    expected = {f"fc{1 + j // 2}.{'bias' if j % 2 else 'weight'}": p.detach() for j, p in enumerate(net.parameters())}
-    assert moved.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(moved[name], expected[name], rtol=1e-12, atol=1e-14)
+    assert_near(alg.absorb(task, state["varphi"], omega, down), dense_values(net))
 
 
 def test_the_hypernetwork_moves_towards_the_trained_model():
     """The sign of Delta: steps bring what it generates closer to omega."""
     task, alg = three_chunks(), method("pfedkt")
-    down, own, omega = alg.constants(task, 3), alg.init_client(task, 3, torch.tensor(11)), task.init(3)
-    gaps, varphi = [], own["varphi"]
+    down, omega = alg.constants(task, 3), task.init(3)
+    gaps, varphi = [], alg.init_client(task, 3, torch.tensor(11))["varphi"]
     for _ in range(4):
         made = alg.generate(task, varphi, down)
         gaps.append(sum(((made[k] - omega[k]) ** 2).sum().item() for k in omega))
@@ -235,21 +233,10 @@ def test_the_hypernetwork_moves_towards_the_trained_model():
     assert gaps[-1] < 0.9 * gaps[0]
 
 
-def torch_network(varphi):
-    """The same layers as modules."""
-    modules = []
-    for j in range(1, 1 + sum(name.endswith("weight") for name in varphi)):
-        weight, bias = varphi[f"fc{j}.weight"], varphi[f"fc{j}.bias"]
-        layer = nn.Linear(weight.shape[1], weight.shape[0]).double()
-        layer.load_state_dict({"weight": weight, "bias": bias})
-        modules += [layer, nn.ReLU()]
-    return nn.Sequential(*modules[:-1])
-
-
 def test_hypernetworks_begin_as_torch_would_and_differ_while_embeddings_agree():
     """Uniform within 1/sqrt(inputs): variance 1/(3 inputs)."""
     run = SingleRun(method("pfedkt", train_emb=True), three_chunks(), 0, plan=EAGER)
-    varphi = run.store.everyone()["own"]["varphi"]
+    varphi = client_state(run, "varphi")
     for name, inputs in (("fc1", 13), ("fc2", 100), ("fc3", 100)):
         for kind in ("weight", "bias"):
             values = varphi[f"{name}.{kind}"]
@@ -263,55 +250,43 @@ def test_hypernetworks_begin_as_torch_would_and_differ_while_embeddings_agree():
     assert not torch.equal(fixed, SingleRun(method("pfedkt"), three_chunks(), 1, plan=EAGER).constants["E"])
 
 
-# -- identities -----------------------------------------------------------------------------------------------------
-
-
-def advanced(alg, task, rounds=3, evaluate=False, between=None):
-    run = SingleRun(alg, task, 3, plan=EAGER)
-    records = []
-    for _ in range(rounds):
-        records.append(run.advance(evaluate=evaluate))
-        if between is not None:
-            between(run)
-    return run, records
+# -- identities -------------------------------------------------------------------------------------------------------
 
 
 def test_case_a_is_fedavg_with_its_optimiser():
     alg = method("pfedkt", case="A", local_momentum=0.8, local_decay=0.01)
-    ours, scores = advanced(alg, make_task(RAGGED, participation=0.5, epochs=2), evaluate=True)
+    run, records = run_rounds(alg, make_task(RAGGED, participation=0.5, epochs=2), evaluate=True)
     task = make_task(RAGGED, participation=0.5, epochs=2, momentum=0.8, weight_decay=0.01)
-    theirs, expected = advanced(method("fedavg"), task, evaluate=True)
-    assert same(ours.server, theirs.server)
-    assert ours.store.everyone() == theirs.store.everyone() == {"own": {}, "stats": {}}
-    for a, b in zip(scores, expected, strict=True):
-        for view in ("pre", "post", "global"):
-            np.testing.assert_allclose(a.scores[view]["test"], b.scores[view]["test"], rtol=1e-12)
+    fedavg, expected = run_rounds(method("fedavg"), task, evaluate=True)
+    assert_equal(run.server, fedavg.server)
+    assert run.store.everyone() == fedavg.store.everyone() == {"own": {}, "stats": {}}
+    assert_same_scores(records, expected, tolerance=1e-12)
 
 
-def test_the_runs_momentum_and_decay_are_not_its_own():
-    plain, _ = advanced(method("pfedkt"), make_task(RAGGED))
-    other, _ = advanced(method("pfedkt"), make_task(RAGGED, momentum=0.5, weight_decay=0.1))
-    assert same(plain.server, other.server)
+def test_pfedkt_has_its_own_momentum_and_weight_decay():
+    plain, _ = run_rounds(method("pfedkt"), make_task(RAGGED))
+    other, _ = run_rounds(method("pfedkt"), make_task(RAGGED, momentum=0.5, weight_decay=0.1))
+    assert_equal(plain.server, other.server)
 
 
 def test_case_b_is_the_method_without_its_contrastive_loss():
     task = make_task(RAGGED, participation=0.5)
-    b, _ = advanced(method("pfedkt", case="B"), task)
-    d, _ = advanced(method("pfedkt", mu=0.0), task)
-    assert same(b.server, d.server)
-    assert same(b.store.everyone(), d.store.everyone())
+    b, _ = run_rounds(method("pfedkt", case="B"), task)
+    d, _ = run_rounds(method("pfedkt", mu=0.0), task)
+    assert_equal(b.server, d.server)
+    assert_equal(b.store.everyone(), d.store.everyone())
 
 
 def test_case_c_starts_from_the_global_model_and_has_no_hypernetwork():
     """Without its loss it is case A; in the first round GM = OLD and only 1 - mu is left of the loss."""
     task = make_task(RAGGED)
-    c, _ = advanced(method("pfedkt", case="C", mu=0.4), task)
-    assert set(c.store.everyone()["own"]) == {"old"}
+    c, _ = run_rounds(method("pfedkt", case="C", mu=0.4), task)
+    assert set(client_state(c)) == {"old"}
     assert c.constants == {}
-    bare, _ = advanced(method("pfedkt", case="C", mu=0.0), task)
-    a, _ = advanced(method("pfedkt", case="A"), task)
-    assert same(bare.server, a.server)
-    assert not same(c.server, a.server, 1e-6)
+    bare, _ = run_rounds(method("pfedkt", case="C", mu=0.0), task)
+    a, _ = run_rounds(method("pfedkt", case="A"), task)
+    assert_equal(bare.server, a.server)
+    assert not is_near(c.server, a.server, 1e-6)
 
 
 @pytest.mark.parametrize(("mu", "matters"), [(0.0, False), (0.5, True)])
@@ -320,21 +295,21 @@ def test_without_its_weight_the_global_model_does_not_matter(mu, matters):
         run.server = {"w": {k: -3 * v for k, v in run.server["w"].items()}}
 
     task, alg = make_task(RAGGED), method("pfedkt", mu=mu, alpha=5.0)
-    plain, _ = advanced(alg, task)
-    spoilt, _ = advanced(alg, task, between=spoil)
-    assert same(plain.store.everyone(), spoilt.store.everyone()) != matters
+    plain, _ = run_rounds(alg, task)
+    spoilt, _ = run_rounds(alg, task, after_round=spoil)
+    assert is_equal(plain.store.everyone(), spoilt.store.everyone()) != matters
 
 
 @pytest.mark.parametrize("eta_hn", [0.0, 0.005])
 def test_a_hypernetwork_without_steps_generates_the_same_model_in_every_round(eta_hn):
     task, alg = make_task(RAGGED), method("pfedkt", eta_hn=eta_hn)
     run = SingleRun(alg, task, 3, plan=EAGER)
-    begun = run.store.everyone()["own"]["varphi"]
+    begun = client_state(run, "varphi")
     made = torch.func.vmap(lambda varphi: alg.generate(task, varphi, run.constants))
     for _ in range(3):
         run.advance(evaluate=False)
-        now = run.store.everyone()["own"]["varphi"]
-        assert same(made(now), made(begun)) == (eta_hn == 0)
+        now = client_state(run, "varphi")
+        assert is_equal(made(now), made(begun)) == (eta_hn == 0)
 
 
 @pytest.mark.parametrize("loss", ["triplet", "moon"])
@@ -346,8 +321,7 @@ def test_where_gm_equals_old_the_contrastive_gradient_is_zero(alpha, loss):
     down = {**alg.init_server(task, 0), **alg.constants(task, 0)}
     info = SimpleNamespace(first=torch.tensor(True))
     work = alg.release(task, alg.begin(task, down, alg.init_client(task, 0, torch.tensor(5)), info), down, info)
-    rows = task.data.splits["train"][0]
-    batch = batch_of(task.data.x[rows], task.data.y[rows])
+    batch = make_batch(*client_samples(task, "train")[0])
     full, _ = task.grad(work["omega"], batch, loss=alg.complete_loss(task, work, batch, down))
     supervised, _ = task.grad(work["omega"], batch)
     for name in full:
@@ -356,36 +330,34 @@ def test_where_gm_equals_old_the_contrastive_gradient_is_zero(alpha, loss):
 
 def test_frozen_models_keep_the_statistics_of_the_start_of_the_round():
     task, alg = make_task((9, 14), norm=True), method("pfedkt", mu=0.5)
-    run, _ = advanced(alg, task, rounds=2)
-    kept = take(run.store.everyone(), 1)
-    own, stats = kept["own"], kept["stats"]["omega"]
+    run, _ = run_rounds(alg, task, rounds=2)
+    state, stats = client_state(run, i=1), running_statistics(run, "omega", 1)
     down = {**run.constants, **run.server}
-    begun = alg.begin(task, down, own, None)
+    begun = alg.begin(task, down, state, None)
     work = alg.release(task, {**begun, "omega": begun["omega"]._replace(buffers=stats)}, down, None)
-    rows = task.data.splits["train"][1]
-    batch = batch_of(task.data.x[rows], task.data.y[rows])
+    batch = make_batch(*client_samples(task, "train")[1])
     for _ in range(3):
         work = alg.step(task, work, batch, down, None)
-    assert same(work["statistics"], stats)
-    assert not same(work["omega"].buffers, stats, 1e-6)
-    assert same(work["old"], own["old"])
+    assert_equal(work["statistics"], stats)
+    assert not is_near(work["omega"].buffers, stats, 1e-6)
+    assert_equal(work["old"], state["old"])
 
 
 def test_a_client_that_never_trained_is_served_by_the_global_model():
-    run = SingleRun(method("pfedkt"), make_task(RAGGED, norm=True), 0, plan=EAGER)
-    run.advance(cohort=np.array([1, 4]))
-    scores = run.advance(cohort=np.array([1, 7])).scores
-    fresh = [i for i in range(len(RAGGED)) if i not in (1, 4, 7)]
-    np.testing.assert_allclose(scores["pre"]["test"][fresh], scores["global"]["test"][fresh])
-    np.testing.assert_allclose(scores["post"]["test"][fresh], scores["global"]["test"][fresh])
-    known = [1, 4, 7]  # these use the model that they trained last, which is not the one they will start from
-    assert not np.allclose(scores["pre"]["test"][known], scores["global"]["test"][known])
-    np.testing.assert_allclose(scores["pre"]["test"][known], scores["post"]["test"][known])
+    task = make_task(RAGGED, norm=True)
+    _, records = run_rounds(method("pfedkt"), task, seed=0, cohorts=[(1, 4), (1, 7)], evaluate=True)
+    scores, trained = records[-1].scores, [1, 4, 7]
+    new = [i for i in range(len(RAGGED)) if i not in trained]
+    np.testing.assert_allclose(scores["pre"]["test"][new], scores["global"]["test"][new])
+    np.testing.assert_allclose(scores["post"]["test"][new], scores["global"]["test"][new])
+    # those who trained use the model that they trained last, which is not the one they will start from
+    assert not np.allclose(scores["pre"]["test"][trained], scores["global"]["test"][trained])
+    np.testing.assert_allclose(scores["pre"]["test"][trained], scores["post"]["test"][trained])
 
 
 def test_traffic_is_one_model_each_way():
     """6 * 8 + 8 + 8 * 4 + 4 = 92 parameters in float64, 12 clients; the embeddings are drawn on both sides."""
-    done = advanced(method("pfedkt"), make_task(RAGGED), rounds=1)[1][0]
+    done = run_rounds(method("pfedkt"), make_task(RAGGED), rounds=1)[1][0]
     assert (done.bytes_down, done.bytes_up) == (12 * 92 * 8, 12 * 92 * 8)
 
 
@@ -407,7 +379,7 @@ def test_a_hypernetwork_too_large_for_memory_is_refused():
     method("pfedkt", hn="large").check(task)
 
 
-# -- both engines ---------------------------------------------------------------------------------------------------
+# -- stacked clients --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -423,13 +395,13 @@ def test_a_hypernetwork_too_large_for_memory_is_refused():
     ],
     ids=str,
 )
-def test_every_variant_stacks(settings):
+def test_every_variant_gives_the_same_stacked_and_client_by_client(settings):
     task = make_task((9, 2, 24), norm=True, dropout=0.2, lr=0.02)
     assert_same(method("pfedkt", mu=0.3, **settings), task, Plan("stacked", "traced", chunk=3, shrink=0), 1e-9)
 
 
 @pytest.mark.parametrize("settings", [{}, {"loss": "moon", "distance": "cos", "level": "feature"}], ids=str)
-def test_sequences_stack(settings):
+def test_sequences_give_the_same_stacked_and_client_by_client(settings):
     assert_same(
         method("pfedkt", mu=0.4, alpha=5.0, **settings),
         token_task(),
@@ -443,7 +415,7 @@ def test_every_position_of_a_sequence_is_a_sample():
     task, alg = token_task(), method("pfedkt", mu=0.4, alpha=5.0)
     x = torch.tensor([[0, 1, 2, 3], [4, 0, 1, 2], [1, 1, 1, 1]])
     y = torch.tensor([[1, 2, -1, -1], [3, 0, 4, -1], [0, 0, 0, 0]])
-    batch = batch_of(x, y, mask=[1, 1, 0])
+    batch = make_batch(x, y, mask=[1, 1, 0])
     slots = [task.slot(task.init(key)) for key in (0, 1, 2)]
     work, down = {"statistics": {}, "old": slots[2].params}, {"w": slots[1].params}
     found = alg.complete_loss(task, work, batch, down)(task.predict(slots[0], x), batch)
@@ -457,49 +429,49 @@ def test_every_position_of_a_sequence_is_a_sample():
     torch.testing.assert_close(found, expected)
 
 
-# -- a second implementation ----------------------------------------------------------------------------------------
+# -- a second implementation ------------------------------------------------------------------------------------------
 
 COHORTS = ((0, 1, 3), (1, 2), (0, 1, 2, 3))  # client 2 comes later, client 3 misses a round
 LR, EPOCHS, SEED = 0.05, 3, 5
 
 
-class HandClient:
+class PlainClient:
     """A client of pFedKT with modules, optimisers and a loop over chunks. It is given its data, initial models, and
     the initial hypernetwork and embeddings."""
 
     def __init__(self, x, y, net, varphi, embeddings, settings):
-        self.x, self.y, self.s = x, y, settings
+        self.x, self.y, self.settings = x, y, settings
         self.old = copy.deepcopy(net)
         self.hn, self.chunks = None, None
         if varphi is not None:
-            self.hn, self.chunks = torch_network(varphi), nn.Parameter(embeddings.clone())
+            self.hn, self.chunks = dense_layers(varphi), nn.Parameter(embeddings.clone())
 
     def outputs(self, net):
         """Logits, and what is compared."""
         features = torch.tanh(net.norm(net.first(self.x)))
         logits = net.head(features)
-        return logits, features if self.s["level"] == "feature" else logits
+        return logits, features if self.settings["level"] == "feature" else logits
 
     def distance(self, z, teacher):
-        if self.s["distance"] == "kl":
+        if self.settings["distance"] == "kl":
             return F.kl_div(F.log_softmax(z, 1), F.softmax(teacher, 1), reduction="batchmean")
-        if self.s["distance"] == "cos":
+        if self.settings["distance"] == "cos":
             return (1 - F.cosine_similarity(z, teacher, dim=1)).mean()
         squares = ((z - teacher) ** 2).sum(1)
-        return (squares if self.s["distance"] == "mse" else squares.sqrt()).mean()
+        return (squares if self.settings["distance"] == "mse" else squares.sqrt()).mean()
 
     def contrastive(self, z, gm, old):
-        if self.s["loss"] == "moon":
+        if self.settings["loss"] == "moon":
             pair = torch.stack([F.cosine_similarity(z, gm, dim=1), F.cosine_similarity(z, old, dim=1)], 1)
             return F.cross_entropy(pair / 0.5, torch.zeros(len(z), dtype=torch.int64))
         pull = self.distance(z, gm)
-        if self.s["loss"] == "regularizer":
+        if self.settings["loss"] == "regularizer":
             return pull
-        return torch.clamp(pull - self.distance(z, old) + self.s["alpha"], min=0)
+        return torch.clamp(pull - self.distance(z, old) + self.settings["alpha"], min=0)
 
     def round(self, w):
         """Trains on the global parameters w; returns the trained model."""
-        s = self.s
+        s = self.settings
         gm = copy.deepcopy(self.old)  # with this client's running statistics
         with torch.no_grad():
             for p, value in zip(gm.parameters(), w, strict=True):
@@ -554,23 +526,19 @@ VARIANTS = [
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_a_second_implementation(variant, norm):
+def test_pfedkt_against_plain_pytorch(variant, norm):
     """Batches hold all samples of a client, so that their order does not matter; rounds, clients of different sizes,
     late and missed participations, momentum, decay and statistics do."""
     settings = {**BASE, **variant}
-    task = make_task(
-        SIZES, norm=norm, federation=make_federation(SIZES, dim=100), lr=LR, batch_size=max(SIZES), epochs=EPOCHS
-    )
-    run = SingleRun(method("pfedkt", **settings), task, SEED, plan=ALONE)
+    task = full_batch_task(SIZES, norm=norm, data={"dim": 100}, lr=LR, epochs=EPOCHS)
+    run = SingleRun(method("pfedkt", **settings), task, SEED, plan=PER_CLIENT)
     net = SmallNet(100, 8, 4, norm=norm).double()
     net.load_state_dict({**net.state_dict(), **run.server["w"]})
-    begun = run.store.everyone()["own"].get("varphi")
     clients = []
-    for i in range(len(SIZES)):
-        varphi = None if begun is None else {k: v[i].clone() for k, v in begun.items()}
+    for i, (x, y) in enumerate(client_samples(task, "train")):
+        varphi = client_state(run, i=i).get("varphi")
         embeddings = None if varphi is None else {**run.constants, **varphi}["E"]
-        rows = task.data.splits["train"][i]
-        clients.append(HandClient(task.data.x[rows], task.data.y[rows], net, varphi, embeddings, settings))
+        clients.append(PlainClient(x, y, net, varphi, embeddings, settings))
     w = [p.detach().clone() for p in net.parameters()]
     names = [name for name, _ in net.named_parameters()]
     for cohort in COHORTS:
@@ -579,23 +547,18 @@ def test_a_second_implementation(variant, norm):
         share = [SIZES[i] / sum(SIZES[j] for j in cohort) for i in cohort]
         w = [sum(a * p.detach() for a, p in zip(share, ps, strict=True)) for ps in zip(*models, strict=True)]
         for name, p in zip(names, w, strict=True):
-            torch.testing.assert_close(run.server["w"][name], p, rtol=1e-9, atol=1e-9)
-    own = run.store.everyone()["own"]
+            assert_near(run.server["w"][name], p, 1e-9)
     for i, client in enumerate(clients):
         if settings["case"] != "A":
-            for name, p in client.old.named_parameters():
-                torch.testing.assert_close(own["old"][name][i], p.detach(), rtol=1e-9, atol=1e-9)
+            assert_near(client_state(run, "old", i), values(client.old), 1e-9)
         if client.hn is not None:
-            for j, p in enumerate(client.hn.parameters()):
-                name = f"fc{1 + j // 2}.{'bias' if j % 2 else 'weight'}"
-                torch.testing.assert_close(own["varphi"][name][i], p.detach(), rtol=1e-9, atol=1e-9)
-            if settings["train_emb"]:
-                torch.testing.assert_close(own["varphi"]["E"][i], client.chunks.detach(), rtol=1e-9, atol=1e-9)
+            embeddings = {"E": client.chunks.detach()} if settings["train_emb"] else {}
+            assert_near(client_state(run, "varphi", i), {**dense_values(client.hn), **embeddings}, 1e-9)
 
 
 def test_the_second_implementation_has_hinges_of_both_kinds():
     """Without a margin some of its losses are positive and some are clipped, so the comparison sees both."""
-    task = make_task(SIZES, federation=make_federation(SIZES, dim=100), lr=LR, batch_size=max(SIZES), epochs=EPOCHS)
+    task = full_batch_task(SIZES, data={"dim": 100}, lr=LR, epochs=EPOCHS)
     seen = []
 
     class Watched(type(method("pfedkt"))):
@@ -603,6 +566,6 @@ def test_the_second_implementation_has_hinges_of_both_kinds():
             seen.append(float(super().contrastive(z, gm, old, batch).detach()))
             return super().contrastive(z, gm, old, batch)
 
-    play(Watched(**{**BASE, "alpha": 0.0}), task, ALONE)
+    play(Watched(**{**BASE, "alpha": 0.0}), task, PER_CLIENT)
     late = seen[len(SIZES) * EPOCHS :]  # in the first round GM = OLD
     assert min(late) == 0 < max(late)

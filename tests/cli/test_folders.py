@@ -12,6 +12,7 @@ import yaml
 
 import fedloom
 from fedloom.cli import main as cli
+from fedloom.runs.folders import exclusive_lock
 from fedloom.storage import files
 
 SMALL = ["--rounds", "2", "--clients", "4", "--plan", "stacked-eager", "--batch-size", "400"]

@@ -1,4 +1,4 @@
-"""Config dicts are combined, read from files and checked; configurations are described so that they can be resolved again."""
+"""Config dicts are combined, read from files and checked; a configuration that is described resolves to itself."""
 
 import json
 import sys
@@ -49,32 +49,52 @@ def other(cls, name):
     return {int: max(7, least), float: least + 0.125, str: "cpu"}[type(default)]
 
 
-CHOICES = [(section, name) for section, name, _ in things()]
-EVERY_SETTING = [("run", "", name, other(Settings, name)) for name in fields(Settings)]
-EVERY_SETTING += [(s, thing, name, other(cls, name)) for s, thing, cls in things() for name in fields(cls)]
+def assert_survives(request, section, name, value):
+    """A configuration with this setting is the same after it was described, and after it went through a file."""
+    config = resolve(request)
+    owner = config.settings if section == "run" else getattr(config, section)
+    assert getattr(owner, name) == value != fields(type(owner))[name].default, (section, name)
+    described = describe(config)
+    assert resolve(described) == config, (section, name)
+    assert resolve(parse_config(to_yaml(described), "a file")) == config, (section, name)
 
 
 def test_there_is_something_of_every_kind_to_choose_from():
-    assert {section for section, _ in CHOICES} == set(SECTIONS)
-    assert ("algorithm", "ditto") in CHOICES
-    assert [name for section, name in CHOICES if section == "algorithm"] == methods()
+    choices = [(section, name) for section, name, _ in things()]
+    assert {section for section, _ in choices} == set(SECTIONS)
+    assert ("algorithm", "ditto") in choices
+    assert [name for section, name in choices if section == "algorithm"] == methods()
 
 
-@pytest.mark.parametrize(("section", "name"), CHOICES)
-def test_a_described_configuration_resolves_to_itself(section, name):
-    config = configure(**{section: name})
-    assert getattr(config, section).name == name
-    assert resolve(describe(config)) == config
+@pytest.mark.parametrize(
+    ("section", "thing", "name", "value"),
+    [
+        ("run", "", "lr", 0.125),
+        ("run", "", "split", (0.5, 0.125, 0.375)),
+        ("run", "", "clip", 2.5),  # a number or none
+        ("algorithm", "fedrep", "average", "clients"),  # one of several words
+        ("algorithm", "mapper", "lambdas", (0.5, 0.125)),
+        ("dataset", "synthetic", "iid_x", True),
+        ("partition", "kclass_ratio", "k", 3),
+        ("model", "mlp", "width", 7),
+    ],
+)
+def test_a_setting_survives_description_and_file(section, thing, name, value):
+    request = {name: value} if section == "run" else {section: {"name": thing, name: value}}
+    assert_survives(request, section, name, value)
 
 
-@pytest.mark.parametrize(("section", "thing", "name", "value"), EVERY_SETTING)
-def test_every_setting_survives_description_and_file(section, thing, name, value):
-    config = resolve({name: value} if section == "run" else {section: {"name": thing, name: value}})
-    owner = config.settings if section == "run" else getattr(config, section)
-    assert getattr(owner, name) == value != fields(type(owner))[name].default
-    described = describe(config)
-    assert resolve(described) == config
-    assert resolve(parse_config(to_yaml(described), "a file")) == config
+def test_every_choice_and_every_setting_survive_description_and_file():
+    """All methods, data sets, partitions and models with their defaults, and each setting at another value."""
+    for name in fields(Settings):
+        assert_survives({name: other(Settings, name)}, "run", name, other(Settings, name))
+    for section, thing, cls in things():
+        config = configure(**{section: thing})
+        assert getattr(config, section).name == thing
+        assert resolve(describe(config)) == config, thing
+        for name in fields(cls):
+            value = other(cls, name)
+            assert_survives({section: {"name": thing, name: value}}, section, name, value)
 
 
 def test_many_settings_at_once_survive_description_and_file(tmp_path):

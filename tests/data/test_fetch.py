@@ -296,7 +296,7 @@ def test_a_redirect_to_another_place_on_the_web_is_followed_but_never_from_https
     assert (folder / "file.bin").read_bytes() == DATA
     from urllib.request import Request
 
-    with pytest.raises(fetch.Failed, match="http://b"):
+    with pytest.raises(fetch.DownloadError, match="http://b"):
         fetch._Redirects().redirect_request(Request("https://a"), None, 302, "", {}, "http://b")
 
 
@@ -572,8 +572,8 @@ def fedloom(monkeypatch, capsys, *args):
 
 def test_the_command_shows_the_licence_first_and_then_where_the_data_are(publish, tmp_path, monkeypatch, capsys):
     data = publish()
-    seen, real = [], fetch._fetch
-    monkeypatch.setattr(fetch, "_fetch", lambda *args: seen.append(capsys.readouterr().err) or real(*args))
+    seen, real = [], fetch._fetch_with_retries
+    monkeypatch.setattr(fetch, "_fetch_with_retries", lambda *args: seen.append(capsys.readouterr().err) or real(*args))
     code, out, _ = fedloom(monkeypatch, capsys, data.name, "--data-dir", tmp_path)
     assert code == 0
     assert "Licence: to be read first" in seen[0]
@@ -596,7 +596,7 @@ def test_the_command_says_how_to_go_on_after_ctrl_c(publish, tmp_path, monkeypat
     def stop(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetch, "_begin", stop)
+    monkeypatch.setattr(fetch, "_start_transfer", stop)
     code, _, err = fedloom(monkeypatch, capsys, data.name, "--data-dir", tmp_path)
     assert code == 130
     assert f"Continue with: fedloom data download {data.name} --data-dir {tmp_path}" in err
@@ -629,12 +629,12 @@ def test_a_killed_download_goes_on(site, publish, tmp_path):
         "from fedloom.data import fetch\n"
         "from fedloom.data.dataset import Source\n"
         "stop = lambda file, done, total: done > 200_000 and os._exit(9)\n"
-        "fetch._obtain(Source('file.bin', (sys.argv[1],)), Path(sys.argv[2]), stop)\n"
+        "fetch._fetch_source(Source('file.bin', (sys.argv[1],)), Path(sys.argv[2]), stop)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, f"{site.url}/a", str(tmp_path)], check=False)
     assert done.returncode == 9
     part = tmp_path / "file.bin.part"
     assert part.stat().st_size > 200_000
-    fetch._obtain(Source("file.bin", (f"{site.url}/a",)), tmp_path, lambda *_: None)
+    fetch._fetch_source(Source("file.bin", (f"{site.url}/a",)), tmp_path, lambda *_: None)
     assert Path(tmp_path / "file.bin").read_bytes() == DATA
     assert site.requests[1][1]["Range"].startswith("bytes=2")

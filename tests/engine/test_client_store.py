@@ -1,4 +1,4 @@
-"""The client store: memory and disk hold the same rows, a round touches its cohort, and no crash loses a row."""
+"""The client store: in memory and on disk it has the same rows, and a crash loses none of them."""
 
 import os
 
@@ -8,14 +8,14 @@ import torch
 from sentences import user_error
 
 from fedloom.core.tree import leaves, tree_map
-from fedloom.engine import client_store as stores
+from fedloom.engine import client_store
 from fedloom.engine.client_store import DiskStore, MemoryStore, Snapshot, make_store
 
 CLIENTS = 12
 
 
-def fresh(ids):
-    """A matrix, a number and a flag per client, that depend on who it is."""
+def initial_rows(ids):
+    """A matrix, a number and a flag per client, which depend on its id."""
     i = torch.from_numpy(ids)
     return {
         "own": {"h": i.double()[:, None, None].expand(-1, 2, 3) / 7, "n": i.clone()},
@@ -24,7 +24,7 @@ def fresh(ids):
 
 
 def rows(ids, value):
-    return tree_map(lambda v: v + value if v.dtype != torch.bool else ~v, fresh(ids))
+    return tree_map(lambda v: v + value if v.dtype != torch.bool else ~v, initial_rows(ids))
 
 
 def same(a, b) -> bool:
@@ -39,16 +39,16 @@ def play(store, draw, turns):
 
 @pytest.fixture(params=["memory", "disk"])
 def store(request, tmp_path):
-    return make_store(fresh, CLIENTS, request.param, tmp_path)
+    return make_store(initial_rows, CLIENTS, request.param, tmp_path)
 
 
-def test_a_client_that_never_trained_is_what_it_starts_from(store):
+def test_a_client_that_never_trained_has_its_initial_row(store):
     ids = np.array([7, 2, 9])
-    assert same(store.read(ids), fresh(ids))
+    assert same(store.read(ids), initial_rows(ids))
     store.write(np.array([2]), rows(np.array([2]), 5))
     found = store.read(ids)
     assert same(tree_map(lambda v: v[1:2], found), rows(np.array([2]), 5))
-    assert same(tree_map(lambda v: v[[0, 2]], found), fresh(ids[[0, 2]]))
+    assert same(tree_map(lambda v: v[[0, 2]], found), initial_rows(ids[[0, 2]]))
     assert store.trained.tolist() == [0, 0, 1] + [0] * 9
 
 
@@ -73,8 +73,8 @@ def test_a_snapshot_does_not_change_with_the_store(store):
     assert saved.trained.tolist() == [1] * 4 + [0] * 8
 
 
-def test_disk_holds_what_memory_holds(tmp_path):
-    memory, disk = MemoryStore(fresh, CLIENTS), DiskStore(fresh, CLIENTS, tmp_path)
+def test_both_stores_have_the_same_rows(tmp_path):
+    memory, disk = MemoryStore(initial_rows, CLIENTS), DiskStore(initial_rows, CLIENTS, tmp_path)
     for turn in range(30):
         for one in (memory, disk):
             play(one, np.random.default_rng(turn), 1)
@@ -93,7 +93,7 @@ class Crash(Exception):
 def test_either_of_the_two_newest_checkpoints_is_complete_wherever_writing_stops(write, damaged, tmp_path, monkeypatch):
     """The files are written row by row after a checkpoint; the process dies at one of these writes, with half a row
     written. What the newest checkpoint (or, if that is damaged, the one before it) restores is what was there then."""
-    disk = DiskStore(fresh, CLIENTS, tmp_path)
+    disk = DiskStore(initial_rows, CLIENTS, tmp_path)
     checkpoints: list[Snapshot] = []
     truth = []
     count = 0
@@ -107,7 +107,7 @@ def test_either_of_the_two_newest_checkpoints_is_complete_wherever_writing_stops
             raise Crash
         return original(file, data, offset)
 
-    monkeypatch.setattr(stores.os, "pwrite", pwrite)
+    monkeypatch.setattr(client_store.os, "pwrite", pwrite)
     draw = np.random.default_rng(write)
 
     def go_on():
@@ -120,11 +120,11 @@ def test_either_of_the_two_newest_checkpoints_is_complete_wherever_writing_stops
     with pytest.raises(Crash):
         go_on()
     monkeypatch.undo()
-    again = DiskStore(fresh, CLIENTS, tmp_path)
+    again = DiskStore(initial_rows, CLIENTS, tmp_path)
     again.restore(checkpoints[-1 - damaged])
     assert same(again.everyone(), truth[-1 - damaged])
-    # and it goes on from there as if nothing had happened
-    other = MemoryStore(fresh, CLIENTS)
+    # training goes on from there as from an undamaged store
+    other = MemoryStore(initial_rows, CLIENTS)
     everyone = np.arange(CLIENTS)
     other.restore(Snapshot(checkpoints[-1 - damaged].trained, torch.from_numpy(everyone), truth[-1 - damaged]))
     for one in (again, other):
@@ -135,7 +135,7 @@ def test_either_of_the_two_newest_checkpoints_is_complete_wherever_writing_stops
     assert same(again.everyone(), other.everyone())
 
 
-def test_only_rows_of_clients_that_took_part_take_space(tmp_path):
+def test_only_rows_of_clients_that_took_part_take_disk_space(tmp_path):
     def wide(ids):
         return {"own": torch.zeros(len(ids), 4096, dtype=torch.float64)}
 
@@ -149,13 +149,13 @@ def test_only_rows_of_clients_that_took_part_take_space(tmp_path):
     assert used < 50 * 4096 * 8
 
 
-def test_a_snapshot_of_the_disk_store_holds_only_what_may_differ_from_the_files(tmp_path):
-    disk = DiskStore(fresh, CLIENTS, tmp_path)
+def test_a_snapshot_of_the_disk_store_contains_only_rows_that_may_differ_from_the_files(tmp_path):
+    disk = DiskStore(initial_rows, CLIENTS, tmp_path)
     for ids in ([0, 1], [2], [3], [4]):
         disk.write(np.array(ids), rows(np.array(ids), 1))
-        held = disk.snapshot().ids.tolist()
+        ids_saved = disk.snapshot().ids.tolist()
         disk.committed()
-    assert held == [3, 4]
+    assert ids_saved == [3, 4]
 
 
 def test_a_method_without_private_state_has_a_store_too(tmp_path):
@@ -168,20 +168,20 @@ def test_a_method_without_private_state_has_a_store_too(tmp_path):
 
 def test_state_that_does_not_fit_memory_goes_to_disk_or_is_refused(tmp_path, monkeypatch):
     size = CLIENTS * (6 * 8 + 8 + 1)
-    monkeypatch.setattr(stores, "free_memory", lambda device: size + 1)
-    assert isinstance(make_store(fresh, CLIENTS, "auto", tmp_path), DiskStore)
-    assert isinstance(make_store(fresh, CLIENTS, "auto", None), MemoryStore)
-    monkeypatch.setattr(stores, "free_memory", lambda device: size - 1)
+    monkeypatch.setattr(client_store, "available_memory", lambda device: size + 1)
+    assert isinstance(make_store(initial_rows, CLIENTS, "auto", tmp_path), DiskStore)
+    assert isinstance(make_store(initial_rows, CLIENTS, "auto", None), MemoryStore)
+    monkeypatch.setattr(client_store, "available_memory", lambda device: size - 1)
     with user_error("12 clients", "store=disk"):
-        make_store(fresh, CLIENTS, "memory", tmp_path)
-    monkeypatch.setattr(stores, "free_memory", lambda device: 2 * size + 1)
-    assert isinstance(make_store(fresh, CLIENTS, "auto", tmp_path), MemoryStore)
+        make_store(initial_rows, CLIENTS, "memory", tmp_path)
+    monkeypatch.setattr(client_store, "available_memory", lambda device: 2 * size + 1)
+    assert isinstance(make_store(initial_rows, CLIENTS, "auto", tmp_path), MemoryStore)
 
 
 def test_files_of_another_run_are_refused(tmp_path):
-    DiskStore(fresh, CLIENTS, tmp_path)
+    DiskStore(initial_rows, CLIENTS, tmp_path)
     with user_error("another run"):
-        DiskStore(fresh, CLIENTS + 1, tmp_path)
+        DiskStore(initial_rows, CLIENTS + 1, tmp_path)
     (tmp_path / "000.npy").write_bytes(b"nonsense")
     with user_error("000.npy is damaged"):
-        DiskStore(fresh, CLIENTS, tmp_path)
+        DiskStore(initial_rows, CLIENTS, tmp_path)

@@ -1,4 +1,4 @@
-"""What a run promises whatever the method: keyed randomness, order, chunks, plans, what is evaluated."""
+"""What holds for the rounds of any method: keyed randomness, independence of order, execution plans, evaluation."""
 
 import logging
 from dataclasses import replace
@@ -13,13 +13,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedloom.core.keys import rng
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves
-from fedloom.engine.lru_cache import LRUCache
-from fedloom.engine.planning.plan import Plan
-from fedloom.engines import choose, rounds
+from fedloom.engine import driver
+from fedloom.engine.lru_cache import KEY_BYTES, LRUCache
+from fedloom.engine.plan import Plan
+from fedloom.engine.planning import choose, measure
+from fedloom.engine.planning.measure import Option, Workload, measure_per_client, measure_stacked
 from fedloom.nn.network import Network
 
 aten = torch.ops.aten
 EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
+
+
+def workload(run, cohort):
+    return Workload(run.alg, run.task, run.task, cohort, evaluated=len(RAGGED))
 
 
 def state_bytes(run):
@@ -35,8 +41,8 @@ def task_of(name, **settings):
     "plan", [Plan("per-client"), EAGER, Plan("stacked", "traced", chunk=4, shrink=0.3)], ids=plan_id
 )
 @pytest.mark.parametrize("name", methods())
-def test_the_order_in_which_clients_are_given_changes_no_byte(name, plan):
-    """The same cohort in three orders, straight to the executor: every client gets the same result."""
+def test_results_do_not_depend_on_the_order_of_clients(name, plan):
+    """An executor is given the same cohort in three orders: results are the same to the bit."""
     alg, task = method(name), task_of(name)
     run = SingleRun(alg, task, 0, plan=plan)
     run.advance(evaluate=False)
@@ -50,7 +56,7 @@ def test_the_order_in_which_clients_are_given_changes_no_byte(name, plan):
         expected = found
 
 
-def test_a_cohort_is_worked_off_in_ascending_order_however_it_is_given():
+def test_a_cohort_trains_in_ascending_order_however_it_is_given():
     runs = []
     for cohort in ([5, 1, 8], [8, 5, 1], [1, 5, 8]):
         run = SingleRun(method("scaffold"), task_of("scaffold"), 0, plan=EAGER)
@@ -61,7 +67,7 @@ def test_a_cohort_is_worked_off_in_ascending_order_however_it_is_given():
 
 
 @pytest.mark.parametrize("plan", [Plan("per-client"), EAGER, Plan("stacked", "traced", chunk=5)], ids=plan_id)
-def test_the_same_seed_gives_the_same_bytes_and_another_does_not(plan):
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(plan):
     runs = []
     for seed in (1, 1, 2):
         run = SingleRun(method("ditto"), task_of("ditto", dropout=0.3, participation=0.5), seed, plan=plan)
@@ -72,8 +78,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(plan):
     assert runs[0] != runs[2]
 
 
-def test_a_traced_step_gives_the_bytes_of_an_eager_one():
-    """With one prefix size for all steps, so that the two stack the same rows."""
+def test_a_traced_step_gives_the_bits_of_an_eager_one():
+    """With one prefix size for all steps, so that both stack the same number of rows."""
     runs = []
     for replay in ("eager", "traced"):
         run = SingleRun(
@@ -85,8 +91,8 @@ def test_a_traced_step_gives_the_bytes_of_an_eager_one():
     assert runs[0] == runs[1]
 
 
-def test_evaluation_changes_nothing():
-    """FedAvg-FT trains copies for its evaluation; they are thrown away."""
+def test_evaluation_does_not_change_the_state_of_a_run():
+    """FedAvg-FT trains copies for its evaluation, which are discarded."""
     runs = []
     for evaluate in (True, False):
         run = SingleRun(method("fedavg-ft"), task_of("fedavg-ft", norm=True), 0, plan=EAGER)
@@ -96,13 +102,13 @@ def test_evaluation_changes_nothing():
     assert runs[0] == runs[1]
 
 
-def test_clients_are_sampled_as_the_specification_says():
+def test_clients_are_sampled_as_specified():
     task = make_task(RAGGED, participation=0.3)
     run = SingleRun(method("fedavg"), task, 4, plan=EAGER)
     expected = np.sort(rng("sample", 4, 2).choice(12, 3, replace=False))  # floor(0.3 * 12) = 3
     assert run.sample(2).tolist() == expected.tolist()
     for participation, m in ((0.01, 1), (0.25, 3), (1.0, 12), (5, 5)):
-        run.task = make_task(RAGGED, participation=participation)
+        run = SingleRun(method("fedavg"), make_task(RAGGED, participation=participation), 4, plan=EAGER)
         assert len(set(run.sample(0).tolist())) == m
 
 
@@ -115,12 +121,12 @@ def test_a_batchnorm_batch_of_one_sample_is_skipped():
     phase = Phase(lambda *args: None)
     assert batches_per_epoch(make_task([5]), phase, n).tolist() == [1, 1, 1, 2, 2]
     assert batches_per_epoch(make_task([5], norm=True), phase, n).tolist() == [0, 1, 1, 1, 2]
-    look = Phase(lambda *args: None, train=False)
-    assert batches_per_epoch(make_task([5], norm=True), look, n).tolist() == [1, 1, 1, 2, 2]
+    evaluates = Phase(lambda *args: None, train=False)
+    assert batches_per_epoch(make_task([5], norm=True), evaluates, n).tolist() == [1, 1, 1, 2, 2]
 
 
 class Sorting(nn.Module):
-    """`unique` has no batched form."""
+    """`unique` has no vmap rule."""
 
     def __init__(self):
         super().__init__()
@@ -146,46 +152,46 @@ def test_the_plan_is_chosen_by_measuring_and_recorded(monkeypatch):
     task = make_task(RAGGED, rounds=1000)
 
     def option(plan, *seconds):
-        return choose.Option(plan, choose.make_executor(method("fedavg"), task, plan), *seconds)
+        return Option(plan, choose.make_executor(method("fedavg"), task, plan), *seconds)
 
-    monkeypatch.setattr(choose, "_measure_per_client", lambda *a: option(Plan("per-client"), 1.0))
+    monkeypatch.setattr(choose, "measure_per_client", lambda load, plan: option(Plan("per-client"), 1.0))
     for seconds, mode in ((2.0, "per-client"), (0.1, "stacked")):
-        monkeypatch.setattr(choose, "_measure_stacked", lambda *a, s=seconds: option(a[-1], s, 5.0))
+        monkeypatch.setattr(choose, "measure_stacked", lambda load, plan, s=seconds: option(plan, s, 5.0))
         plan = SingleRun(method("fedavg"), task, 0).plan
         assert plan.mode == mode
         assert "expected per round" in plan.record()["reason"]
 
 
-def test_measuring_gives_times_for_every_method_and_leaves_no_trace():
+def test_measuring_gives_times_for_every_plan_and_does_not_change_the_state_of_a_run():
     task = make_task(RAGGED, rounds=1000)
     run = SingleRun(method("fedrep"), task, 0, plan=EAGER)
     before = state_bytes(run)
-    cohort = run.cohort(np.arange(len(RAGGED)), 0)
+    load = workload(run, run.cohort(np.arange(len(RAGGED)), 0))
     for option in (
-        choose._measure_per_client(method("fedrep"), task, cohort, 12),
-        choose._measure_stacked(method("fedrep"), task, cohort, 12, EAGER),
-        choose._measure_stacked(method("fedrep"), task, cohort, 12, Plan("stacked", "traced", chunk=12)),
+        measure_per_client(load, Plan("per-client")),
+        measure_stacked(load, EAGER),
+        measure_stacked(load, Plan("stacked", "traced", chunk=12)),
     ):
         assert option.seconds > 0
-    assert option.compiling > 0  # it is traced, so how long the programs are is known
+    assert option.compiling > 0  # it is traced, so the number of operations is known
     assert state_bytes(run) == before
 
 
-def test_what_the_compiler_would_take():
+def test_the_expected_time_of_the_compiler_counts_operations_of_large_prefixes():
     """Of 10 clients and fewer, in sizes of 10, 6, 3 and 1, the first two are compiled."""
     timed = [([10, 10, 6, 5, 2], 100), ([4, 1], 50), ([3], 7)]
-    phases = [choose._Timed(1.0, np.array(active), [10], [(0.0, 0.0)], count) for active, count in timed]
-    price = choose._compiler_price(Plan("stacked", "captured", chunk=10, shrink=0.9), phases)
-    assert price == pytest.approx(choose.COMPILE * (2 * 100 + 50))
+    phases = [measure._TimedPhase(1.0, np.array(active), [10], [(0.0, 0.0)], count) for active, count in timed]
+    seconds = measure._compiler_seconds(Plan("stacked", "captured", chunk=10, shrink=0.9), phases)
+    assert seconds == pytest.approx(measure.COMPILE_SECONDS * (2 * 100 + 50))
 
 
 def test_chunks_shrink_with_the_memory_that_is_free(monkeypatch):
-    task = make_task(RAGGED)
-    cohort = SingleRun(method("ditto"), task, 0, plan=EAGER).cohort(np.arange(len(RAGGED)), 0)
+    run = SingleRun(method("ditto"), make_task(RAGGED), 0, plan=EAGER)
+    load = workload(run, run.cohort(np.arange(len(RAGGED)), 0))
     sizes = []
     for free in (1 << 30, 300_000, 1):
-        monkeypatch.setattr(choose, "free_memory", lambda device, free=free: free)
-        sizes.append(choose._chunk(method("ditto"), task, cohort))
+        monkeypatch.setattr(choose, "available_memory", lambda device, free=free: free)
+        sizes.append(choose._chunk(load))
     assert sizes[0] == len(RAGGED)
     assert 1 < sizes[1] < len(RAGGED)
     assert sizes[2] == 1
@@ -201,8 +207,8 @@ def test_prefix_sizes_cover_the_active_clients_and_are_few():
 
 
 @pytest.mark.parametrize("broken", [0, 1, 11])
-def test_broken_samples_of_one_client_reach_no_other(broken):
-    """Clients are stacked and padded, and padding must not read a neighbour's data."""
+def test_non_finite_samples_of_one_client_affect_no_other(broken):
+    """Clients are stacked and padded, and padding must not read another client's samples."""
     task = make_task(RAGGED)
     for split in ("train", "test"):
         task.data.x[task.data.splits[split][broken]] = torch.nan
@@ -221,9 +227,9 @@ def test_broken_samples_of_one_client_reach_no_other(broken):
         assert np.isnan(view["test"][broken]).any()
 
 
-@pytest.mark.parametrize("name", [name for name in methods() if name != "page"])  # whose server judges uploads itself
-def test_a_client_that_diverges_spoils_no_other_and_is_named(name, caplog):
-    """The server is what it is without this client in the round, and the others' models are numbers."""
+@pytest.mark.parametrize("name", [name for name in methods() if name != "page"])  # its server handles such uploads
+def test_a_client_that_diverges_affects_no_other_and_is_named(name, caplog):
+    """The server state is the same as without this client in the round, and the models of all others are finite."""
     alg, sizes = method(name), [max(n, 20) for n in RAGGED]
     whole = make_task(sizes, data={"server": 20})
     task = make_task(sizes, data={"server": 20})
@@ -242,10 +248,10 @@ def test_a_client_that_diverges_spoils_no_other_and_is_named(name, caplog):
     for view in done.scores.values():
         assert np.isfinite(view["test"][others]).all()
     named = ["Client 4 diverged in round 1" in record.message for record in caplog.records].count(True)
-    assert named == (name != "local")  # which sends nothing
+    assert named == (name != "local")  # it uploads nothing
 
 
-def test_where_all_diverge_the_server_stays_as_it_was():
+def test_the_server_does_not_change_in_a_round_in_which_all_clients_diverge():
     task = make_task(RAGGED, norm=True)
     run = SingleRun(method("fedavg"), task, 0, plan=EAGER)
     before = run.server["w"]
@@ -258,26 +264,27 @@ def test_where_all_diverge_the_server_stays_as_it_was():
 @pytest.mark.parametrize(
     ("clients", "bytes_", "most"), [(4096, 1 << 30, 12), (5, 1 << 30, 4), (4096, 3000, 4), (4096, 1, 1)]
 )
-def test_evaluation_in_blocks_changes_no_score_and_limits_what_is_read(clients, bytes_, most, monkeypatch):
+def test_evaluation_in_blocks_changes_no_score_and_limits_the_clients_of_a_request(clients, bytes_, most, monkeypatch):
     """pFedHN sends every client a model of its own: 92 numbers in float64, 736 bytes."""
     run = SingleRun(method("pfedhn"), make_task(RAGGED), 0, plan=Plan("per-client"))
     run.advance(evaluate=False)
     expected, _ = run.evaluate()
-    monkeypatch.setattr(rounds, "EVAL_CLIENTS", clients)
-    monkeypatch.setattr(rounds, "EVAL_BYTES", bytes_)
-    seen, original = [], run._cohort
-    monkeypatch.setattr(run, "_cohort", lambda ids, t: seen.append(len(ids)) or original(ids, t))
+    monkeypatch.setattr(driver, "MAX_EVAL_CLIENTS", clients)
+    monkeypatch.setattr(driver, "MAX_EVAL_BYTES", bytes_)
+    asked, cohort = [], run.clients.cohort
+    monkeypatch.setattr(run.clients, "cohort", lambda request: asked.append(len(request.ids)) or cohort(request))
     found, _ = run.evaluate()
-    assert max(seen) == most
+    assert max(asked) == most
+    assert sum(asked) == len(RAGGED)
     for split, values in expected["pre"].items():
         np.testing.assert_allclose(found["pre"][split], values, rtol=1e-12)
 
 
 @pytest.mark.parametrize("plan", [Plan("per-client"), Plan("stacked", "traced", chunk=5)], ids=plan_id)
-def test_models_are_scored_where_anybody_asks(plan):
-    """By the executor, and with the same results as if all were."""
+def test_only_clients_that_are_evaluated_are_scored(plan):
+    """With the same scores as if all clients were."""
     alg, task = method("fedavg-ft"), task_of("fedavg-ft", norm=True, participation=0.5)
-    few, everyone = (SingleRun(alg, task, 0, plan=plan, evaluated=ids) for ids in (np.array([8, 1, 4]), None))
+    few, everyone = (SingleRun(alg, task, 0, plan=plan, eval_client_ids=ids) for ids in (np.array([8, 1, 4]), None))
     for _ in range(4):
         found, expected = few.advance(), everyone.advance()
         for view, splits in expected.scores.items():
@@ -292,20 +299,20 @@ def test_models_are_scored_where_anybody_asks(plan):
             torch.testing.assert_close(scores[list(asked)], all_[split][list(asked)], rtol=1e-9, atol=0)
 
 
-def test_what_was_used_last_is_kept_as_far_as_it_fits():
+def test_the_cache_drops_the_least_recently_used_entries_when_it_is_full():
     made = []
 
     def get(key):
-        return kept.get(key, lambda: made.append(key) or [torch.full((1024,), key)])
+        return cache.get(key, lambda: made.append(key) or [torch.full((1024,), key)])
 
-    kept = LRUCache(3 * (8 << 10) + 3 * (1 << 10))
+    cache = LRUCache(3 * (8 << 10) + 3 * KEY_BYTES)
     for key in (1, 2, 3, 1, 4, 1, 2):
         assert get(key)[0][0] == key
-    assert made == [1, 2, 3, 4, 2]  # 2 had to give way to 4
+    assert made == [1, 2, 3, 4, 2]  # 2 was dropped for 4
 
 
-class Asking(TorchDispatchMode):
-    """Notes operations that would make a program wait for a GPU: they ask for a value, or for a size made of values."""
+class Synchronizing(TorchDispatchMode):
+    """Notes operations that would wait for a GPU: they need a value on the host, or a size that depends on values."""
 
     def __init__(self):
         super().__init__()
@@ -323,14 +330,15 @@ class Asking(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def test_a_round_asks_the_device_for_nothing_on_the_way():
-    """On a CPU, where copies that wait do not show; a GPU has a test of its own."""
+def test_the_operations_of_a_round_do_not_synchronize_with_the_device():
+    """On a CPU, where copies to the host do not show; test_gpu.py has a test for those."""
     task = make_task(RAGGED, norm=True, dropout=0.2, participation=0.5, epochs=2)
-    run = SingleRun(method("ditto"), task, 0, plan=Plan("stacked", "eager", chunk=4), evaluated=np.array([1, 4, 8]))
-    with Asking() as asking:
+    plan = Plan("stacked", "eager", chunk=4)
+    run = SingleRun(method("ditto"), task, 0, plan=plan, eval_client_ids=np.array([1, 4, 8]))
+    with Synchronizing() as noted:
         for t in range(3):
             run.advance(evaluate=t == 2)
-    assert asking.found == set()
-    with Asking() as asking:
+    assert noted.found == set()
+    with Synchronizing() as noted:
         task.data.x[task.data.x > 0].sum().item()
-    assert len(asking.found) == 2
+    assert len(noted.found) == 2

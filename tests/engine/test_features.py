@@ -1,5 +1,5 @@
-"""What the contract must be able to carry, tried on sketches of the methods that need it. Each sketch runs stacked and
-one by one and must give the same; where the engine makes a promise of its own, that is tested too."""
+"""Features of the contract between algorithms and the engine, tested by sketches of the methods that need them. Each
+sketch must give the same stacked as client by client."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from fedloom.core.algorithm import Phase, Slot
 from fedloom.core.autodiff import grad, vmap
 from fedloom.core.keys import fold, normal
 from fedloom.core.tree import axpy, mean, scale, sub, take, tree_map, where, zeros_like
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.plan import Plan
 
 PLANS = [Plan("stacked", "eager", chunk=5), Plan("stacked", "traced", chunk=len(RAGGED))]
 if torch.cuda.is_available():
@@ -22,7 +22,7 @@ if torch.cuda.is_available():
 
 @dataclass(frozen=True)
 class Plain(FedAvg):
-    """FedAvg that leaves the rest of `work` and of the server alone, for the sketches to build on."""
+    """FedAvg that keeps the other entries of `work` and of the server state, as the base of the sketches."""
 
     pre_is_global = False
 
@@ -41,7 +41,7 @@ class Cluster(Plain):
         models = [task.init(fold(key, j)) for j in range(3)]
         return {"models": tree_map(lambda *rows: torch.stack(rows), *models)}
 
-    def begin(self, task, down, own, info):
+    def begin(self, task, down, state, info):
         empty = zeros_like(take(down["models"], 0))
         return {
             "w": task.slot(empty),
@@ -72,8 +72,8 @@ class Cluster(Plain):
         j = torch.argmin(work["losses"])
         return {**work, "w": task.slot(take(down["models"], j)), "j": j}
 
-    def finish(self, task, work, down, own, info):
-        return own, {"w": work["w"].params, "j": work["j"]}
+    def finish(self, task, work, down, state, info):
+        return state, {"w": work["w"].params, "j": work["j"]}
 
     def aggregate(self, task, server, up, info, t, key):
         chosen = torch.nn.functional.one_hot(up["j"], 3).to(task.dtype) * info.n[:, None]  # m x 3
@@ -97,9 +97,9 @@ class Candidates(Plain):
     def init_client(self, task, key, key_i):
         return {"theta": task.init(key)}
 
-    def begin(self, task, down, own, info):
+    def begin(self, task, down, state, info):
         lam = torch.tensor([0.25, 0.5, 0.75], dtype=task.dtype, device=info.n.device)
-        copies = tree_map(lambda p: p.expand(3, *p.shape), own["theta"])
+        copies = tree_map(lambda p: p.expand(3, *p.shape), state["theta"])
         return {"w": task.slot(down["w"]), "theta": copies, "lam": lam, "losses": zeros_like(lam), "best": lam[0]}
 
     def phases(self, task):
@@ -142,21 +142,21 @@ class Candidates(Plain):
         g, _ = grad(loss, work["w"].params)
         return {**work, "w": task.sgd(work["w"], g)}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         return {"theta": take(work["theta"], 0)}, {"w": work["w"].params}
 
 
 @dataclass(frozen=True)
 class Stopping(Plain):
-    """FedALA: weights learnt on a window of the data until the losses settle, the number of epochs capped."""
+    """FedALA: weights learnt on a window of the data until the losses converge, for a limited number of epochs."""
 
-    def begin(self, task, down, own, info):
+    def begin(self, task, down, state, info):
         loss = torch.zeros((), dtype=task.dtype, device=info.n.device)
         return {"w": task.slot(down["w"]), "before": loss, "now": loss + 9, "epochs": torch.zeros_like(info.n)}
 
     def phases(self, task):
         return [
-            Phase(self.learn, self.most, select=self.window, until=self.validated, batch=4),
+            Phase(self.learn, self.most, select=self.window, until=self.converged, batch=4),
             Phase(self.step, task.epochs),
         ]
 
@@ -168,7 +168,7 @@ class Stopping(Plain):
         start = int(draw.rng("ala", draw.i, draw.t).integers(0, n - size + 1))
         return np.arange(start, start + size)
 
-    def validated(self, work):
+    def converged(self, work):
         return (work["before"] - work["now"]).abs() < 0.05
 
     def learn(self, task, work, batch, down, info):
@@ -193,9 +193,9 @@ class Prototypes(Plain):
     def init_client(self, task, key, key_i):
         return {"theta": task.init(key)}
 
-    def begin(self, task, down, own, info):
+    def begin(self, task, down, state, info):
         sums = torch.zeros_like(down["protos"])
-        return {"w": task.slot(own["theta"]), "sums": sums, "counts": sums[:, 0]}
+        return {"w": task.slot(state["theta"]), "sums": sums, "counts": sums[:, 0]}
 
     def phases(self, task):
         return [Phase(self.step, task.epochs), Phase(self.collect, train=False, shuffle=False)]
@@ -205,7 +205,7 @@ class Prototypes(Plain):
         one_hot = torch.nn.functional.one_hot(batch.y, task.classes).to(features.dtype) * batch.mask[:, None]
         return {**work, "sums": work["sums"] + one_hot.T @ features, "counts": work["counts"] + one_hot.sum(0)}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         protos = work["sums"] / work["counts"].clamp(min=1)[:, None]
         return {"theta": work["w"].params}, {"protos": protos, "there": work["counts"] > 0}
 
@@ -268,8 +268,8 @@ class Turns(Plain):
     def download(self, task, server, ids, t, key):
         return {}, {"w": vmap(lambda v: self.generate(task, server["matrix"], v))(server["embedding"][ids])}
 
-    def finish(self, task, work, down, own, info):
-        return own, {"delta": sub(down["w"], work["w"].params)}
+    def finish(self, task, work, down, state, info):
+        return state, {"delta": sub(down["w"], work["w"].params)}
 
     def aggregate(self, task, server, up, info, t, key):
         (i,) = info.id
@@ -290,7 +290,7 @@ class Agents(Plain):
 
     needs_server_data = True
 
-    def begin(self, task, down, own, info):
+    def begin(self, task, down, state, info):
         zero = torch.zeros((), dtype=task.dtype, device=info.n.device)
         return {"w": task.slot(down["w"]), "right": zero, "eta": zero, "alpha": torch.zeros_like(info.n)}
 
@@ -345,8 +345,8 @@ class Validators(Plain):
         others = torch.stack([(ids + 1) % task.clients, (ids + 2) % task.clients], 1)
         return {}, {"models": take(server["all"], others)}
 
-    def begin(self, task, down, own, info):
-        return {"w": task.slot(own["theta"]), "mine": down["bonus"][0] * 0, "theirs": down["bonus"] * 0}
+    def begin(self, task, down, state, info):
+        return {"w": task.slot(state["theta"]), "mine": down["bonus"][0] * 0, "theirs": down["bonus"] * 0}
 
     def phases(self, task):
         first = lambda n, draw: draw.rng("fomo", draw.i).permutation(n)[: max(1, int(0.8 * n))]  # noqa: E731
@@ -370,7 +370,7 @@ class Validators(Plain):
         moved = tree_map(lambda a, b: a + torch.einsum("k,k...->...", share, b - a), w, down["models"])
         return {**work, "w": task.slot(moved)}
 
-    def finish(self, task, work, down, own, info):
+    def finish(self, task, work, down, state, info):
         return {"theta": work["w"].params}, {"theta": work["w"].params}
 
     def aggregate(self, task, server, up, info, t, key):
@@ -392,7 +392,7 @@ def device_of(plan):
 
 @pytest.mark.parametrize("plan", PLANS, ids=plan_id)
 @pytest.mark.parametrize("sketch", SKETCHES)
-def test_hard_methods_run_stacked_as_one_by_one(sketch, plan):
+def test_sketches_give_the_same_stacked_as_client_by_client(sketch, plan):
     sizes = [max(n, 2) for n in RAGGED] if sketch is Pairs else RAGGED
     participation = 1.0 if sketch is Agents else 0.7
     task = make_task(sizes, participation=participation, epochs=2, data={"server": 30}, device=device_of(plan))
@@ -401,14 +401,14 @@ def test_hard_methods_run_stacked_as_one_by_one(sketch, plan):
 
 @pytest.mark.parametrize("plan", [Plan("per-client"), *PLANS], ids=plan_id)
 def test_a_condition_stops_clients_at_different_epochs(plan):
-    """The first round allows up to 6 epochs; some clients settle before, some do not, nobody runs on."""
+    """The first round allows up to 6 epochs; some clients converge before, some do not, and no client exceeds them."""
     task = make_task(RAGGED, device=device_of(plan))
     counts = []
 
     @dataclass(frozen=True)
     class Watched(Stopping):
-        def finish(self, task, work, down, own, info):
-            return own, {"w": work["w"].params, "epochs": work["epochs"]}
+        def finish(self, task, work, down, state, info):
+            return state, {"w": work["w"].params, "epochs": work["epochs"]}
 
         def aggregate(self, task, server, up, info, t, key):
             counts.append(up["epochs"].cpu())
@@ -422,13 +422,13 @@ def test_a_condition_stops_clients_at_different_epochs(plan):
 
 
 @pytest.mark.parametrize("plan", [Plan("per-client"), *PLANS], ids=plan_id)
-def test_a_step_sees_each_sample_once_per_epoch_with_the_right_marks(plan):
+def test_a_step_sees_each_sample_once_per_epoch_with_the_right_indices(plan):
     """Samples, epochs, last batches and step numbers, summed up by a method that only counts."""
     sizes = (1, 23, 10, 7)
 
     @dataclass(frozen=True)
     class Counting(Plain):
-        def begin(self, task, down, own, info):
+        def begin(self, task, down, state, info):
             zero = torch.zeros((), dtype=task.dtype, device=info.n.device)
             names = ("samples", "inputs", "epochs", "ends", "k")
             return {"w": task.slot(down["w"]), **dict.fromkeys(names, zero)}
@@ -443,8 +443,8 @@ def test_a_step_sees_each_sample_once_per_epoch_with_the_right_marks(plan):
                 "k": work["k"] + batch.k,
             }
 
-        def finish(self, task, work, down, own, info):
-            return own, {name: value for name, value in work.items() if not isinstance(value, Slot)}
+        def finish(self, task, work, down, state, info):
+            return state, {name: value for name, value in work.items() if not isinstance(value, Slot)}
 
         def aggregate(self, task, server, up, info, t, key):
             return {**server, "seen": up}

@@ -1,4 +1,4 @@
-"""When memory is not enough for all clients at once, fewer are stacked, and the results are the same."""
+"""When memory is too small for all clients at once, fewer are stacked, and the results are the same."""
 
 import logging
 from dataclasses import replace
@@ -10,15 +10,16 @@ from helpers import RAGGED, SingleRun, assert_same, make_task, method
 
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
+from fedloom.engine.executors import scoring, stacked
 from fedloom.engine.graph.stacked_step import StackedStep
-from fedloom.engine.planning.plan import Plan
-from fedloom.engines import choose, cohort, stacked
+from fedloom.engine.plan import Plan
+from fedloom.engine.planning import choose
 
 FULL = torch.OutOfMemoryError("out of memory")
 
 
-def room_for(clients, monkeypatch):
-    """Steps of more clients find no memory."""
+def limit_memory_to(clients, monkeypatch):
+    """Steps of more clients run out of memory."""
     real = StackedStep.__call__
 
     def limited(self, *flat):
@@ -26,7 +27,7 @@ def room_for(clients, monkeypatch):
             try:
                 raise FULL
             except RuntimeError as error:
-                raise RuntimeError("a capture that broke off says something else") from error
+                raise RuntimeError("an error of a capture hides the cause") from error
         return real(self, *flat)
 
     monkeypatch.setattr(StackedStep, "__call__", limited)
@@ -34,7 +35,7 @@ def room_for(clients, monkeypatch):
 
 @pytest.mark.parametrize("name", ["ditto", "page"])
 def test_fewer_clients_at_once_and_the_same_results(name, monkeypatch, caplog):
-    room_for(4, monkeypatch)
+    limit_memory_to(4, monkeypatch)
     task = make_task(RAGGED, data={"server": 20})
     with caplog.at_level(logging.WARNING, "fedloom"):
         assert_same(method(name), task, Plan("stacked", "traced", chunk=12, shrink=0), 1e-9, rounds=2)
@@ -47,8 +48,8 @@ def test_fewer_clients_at_once_and_the_same_results(name, monkeypatch, caplog):
 
 @pytest.mark.parametrize("name", ["ditto", "fedavg"])
 def test_fewer_samples_are_scored_at_once(name, monkeypatch, caplog):
-    """One client has more samples than memory has room for, so fewer clients are not enough: of all models at once
-    fewer samples are scored, whether they are the clients' or one for all."""
+    """One client has more samples than fit memory, so fewer clients are not enough: fewer samples are scored at once,
+    by the clients' models as well as by one for all."""
     real = Federation.prepare
 
     def limited(self, x):
@@ -57,8 +58,8 @@ def test_fewer_samples_are_scored_at_once(name, monkeypatch, caplog):
         return real(self, x)
 
     monkeypatch.setattr(Federation, "prepare", limited)
-    monkeypatch.setattr(cohort, "EVAL_BATCH", {"cpu": 50})  # of the run that it is compared with
-    monkeypatch.setattr(stacked, "LEAST_ROWS", 32)
+    monkeypatch.setattr(scoring, "EVAL_BATCH", {"cpu": 50})  # of the run that it is compared with
+    monkeypatch.setattr(stacked, "MIN_EVAL_ROWS", 32)
     with caplog.at_level(logging.WARNING, "fedloom"):
         assert_same(method(name), make_task((300, 5, 7)), Plan("stacked", "traced", chunk=3, shrink=0), 1e-9, rounds=2)
     said = [r.getMessage() for r in caplog.records]
@@ -71,18 +72,32 @@ def test_fewer_samples_are_scored_at_once(name, monkeypatch, caplog):
 
 
 def test_the_plan_says_what_is_carried_out(monkeypatch):
-    """Also where memory was short for clients that are held out, whom a copy of the executor serves."""
     task = make_task((20, 20, 20))
     run = SingleRun(method("fedavg"), task, 0, plan=Plan("stacked", "eager", chunk=3, runs=2, reason="so"))
     before = run.plan
-    room_for(2, monkeypatch)
-    run.executor.serving(task).train(run.first_cohort(), ())
+    limit_memory_to(2, monkeypatch)
+    run.executor.train(run.first_cohort(), ())
     assert run.plan == replace(before, chunk=2, rows=2048)
 
 
-def test_the_plan_has_room(monkeypatch, caplog):
-    room_for(4, monkeypatch)
-    monkeypatch.setattr(choose, "MARGIN", np.inf)  # whatever it costs
+def test_memory_may_be_short_for_held_out_clients_only(monkeypatch):
+    """Two clients train and three join: the latter are more than fit memory."""
+    data = replace(make_task((20, 20, 20, 20, 20)).data, held_out=3)
+    run = SingleRun(method("fedavg"), make_task((), federation=data), 0, plan=Plan("stacked", "eager", chunk=3))
+    before, expected = run.plan, run.advance().unseen_scores
+    limit_memory_to(2, monkeypatch)
+    run = SingleRun(method("fedavg"), make_task((), federation=data), 0, plan=Plan("stacked", "eager", chunk=3))
+    run.advance(evaluate=False)
+    assert run.plan == before
+    found = run.group.evaluate()[0].unseen_scores
+    assert run.plan == replace(before, chunk=2, rows=2048)
+    for view, scores in expected.items():
+        np.testing.assert_allclose(found[view], scores, rtol=1e-9)
+
+
+def test_the_plan_is_made_for_as_many_clients_as_fit_memory(monkeypatch, caplog):
+    limit_memory_to(4, monkeypatch)
+    monkeypatch.setattr(choose, "MARGIN", np.inf)  # stacking wins, however slow it is
     with caplog.at_level(logging.WARNING, "fedloom"):
         run = SingleRun(method("fedavg"), make_task(RAGGED), 0)
     assert run.plan.mode == "stacked"
@@ -90,14 +105,14 @@ def test_the_plan_has_room(monkeypatch, caplog):
     assert "Out of memory with 12 clients at once: trying 6." in caplog.text
 
 
-def test_one_client_that_does_not_fit_is_said(monkeypatch):
-    room_for(0, monkeypatch)
+def test_one_client_that_does_not_fit_memory_is_an_error_of_the_user(monkeypatch):
+    limit_memory_to(0, monkeypatch)
     run = SingleRun(method("fedavg"), make_task(RAGGED), 0, plan=Plan("stacked", "eager", chunk=12))
     with pytest.raises(UserError, match=r"^The model of one client does not fit the memory of cpu \(.* GB free"):
         run.advance()
 
 
-def test_other_errors_stay_what_they_are(monkeypatch):
+def test_other_errors_are_raised_as_they_are(monkeypatch):
     def broken(self, *flat):
         raise RuntimeError("something else")
 

@@ -1,5 +1,5 @@
-"""The stacked executor gives what the reference gives for every kind of model: convolutions, GroupNorm and BatchNorm
-beside shortcuts, LSTMs with a prediction at the end or at every position, embeddings, dropout."""
+"""The stacked executor equals the reference for every kind of model: convolutions, GroupNorm and BatchNorm beside
+shortcuts, LSTMs with a prediction at the end or at every position, embeddings, dropout."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ import torch
 from helpers import assert_same, method, model_task, play
 
 from fedloom.core.task import Task
-from fedloom.engine import cohort
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.executors import scoring
+from fedloom.engine.plan import Plan
 
 MODELS = {
     "cnn4": ((1, 16, 16), {}),
@@ -55,17 +55,17 @@ def test_gpfl_works_on_the_features_of_a_head_of_several_layers_and_of_every_pos
 
 @pytest.mark.parametrize(
     ("alg", "plan", "most"),
-    [  # two stacked clients share the room; a model that they share is scored on the samples of both together
+    [  # two stacked models share the limit; one model for both clients is scored on the samples of both at once
         ("fedavg", Plan("per-client"), 2),
         ("fedavg", Plan("stacked", "eager", chunk=4), 2),
         ("local", Plan("stacked", "eager", chunk=4), 1),
     ],
 )
-def test_scores_need_room_for_so_many_logits_and_no_more(alg, plan, most, monkeypatch):
-    """Six positions and nine words make 54 logits a sample: 120 have room for two samples."""
+def test_the_number_of_logits_that_are_computed_at_once_is_limited(alg, plan, most, monkeypatch):
+    """Six positions and nine words make 54 logits per sample, so a limit of 120 allows two samples."""
     task, score, seen = task_of("lstm_so", sizes=(3, 9)), Task.score, []
     _, (expected,) = play(method(alg), task, plan, rounds=1)
-    monkeypatch.setattr(cohort, "EVAL_LOGITS", 120)
+    monkeypatch.setattr(scoring, "MAX_LOGITS", 120)
     monkeypatch.setattr(
         Task, "score", lambda task, logits, y, mask: seen.append(logits.shape) or score(task, logits, y, mask)
     )

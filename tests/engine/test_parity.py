@@ -1,14 +1,14 @@
-"""The stacked executor gives what the reference gives: for every registered method, and for every feature of the
-contract. Stacking is forced; a method that cannot be stacked fails here."""
+"""The stacked executor equals the reference for every registered method and every feature of the contract. The plans
+prescribe stacking, so a method that cannot be stacked fails here."""
 
 import pytest
 import torch
 from helpers import ALONE, RAGGED, assert_same, make_task, method, methods, play
 
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.plan import Plan
 
-FEW = 0.3  # so that there are two sizes of prefixes: a trace takes longer than all its steps; test_features has more
-# one chunk for all is what the float32 test has
+FEW = 0.3  # for two prefix sizes only, since a trace takes longer than all its steps; test_features has more sizes
+# one chunk for all clients is in the float32 test
 PLANS = [Plan("stacked", "eager", "per-client", chunk=5), Plan("stacked", "traced", chunk=4, shrink=FEW)]
 
 
@@ -54,6 +54,6 @@ def test_stacked_equals_reference_in_float32(name):
 @pytest.mark.parametrize("chunk", [len(RAGGED), 5])
 @pytest.mark.parametrize("name", methods())
 def test_captured_graphs_equal_the_reference_on_a_gpu(name, chunk, dtype, tolerance):
-    exact = dtype == torch.float64  # BatchNorm over two samples turns the rounding of float32 into 0.01 in any engine
+    exact = dtype == torch.float64  # BatchNorm over two samples turns rounding in float32 into 0.01 in any executor
     alg, task = task_for(name, device="cuda", dtype=dtype, norm=exact, dropout=0.2, epochs=2)
     assert_same(alg, task, Plan("stacked", "captured", chunk=chunk), tolerance)

@@ -1,27 +1,28 @@
-"""Batches of the clients that come next are worked out while a GPU is at work, and change nothing."""
+"""Batches of the clients of the next round are prefetched while a GPU is at work, which changes no result."""
 
 import numpy as np
 import pytest
 from helpers import SingleRun, make_task, method
 
 from fedloom.core.tree import leaves
-from fedloom.engine import batching as schedule
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine import batching
+from fedloom.engine.plan import Plan
 from fedloom.engine.run_group import RunGroup
+from fedloom.engine.simulation import Simulation
 
 SIZES = [12, 3, 9, 1, 7, 12]
 
 
 @pytest.fixture
 def built(monkeypatch):
-    """The rounds for which schedules were made."""
-    found, build = [], schedule.build
+    """The rounds for which schedules were built."""
+    found, build = [], batching.build
 
     def noted(task, phase, seeds, ids, t, *args, **more):
         found.append(t)
         return build(task, phase, seeds, ids, t, *args, **more)
 
-    monkeypatch.setattr(schedule, "build", noted)
+    monkeypatch.setattr(batching, "build", noted)
     return found
 
 
@@ -31,28 +32,29 @@ def bytes_of(runs):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "per-fedavg"])
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_rounds_that_were_looked_ahead_to_change_no_byte(name, seeds, built):
+def test_prefetched_rounds_are_the_same_to_the_bit(name, seeds, built):
     """Half of the clients train in a round; some have no step. FedRep has two phases, Per-FedAvg batches in groups."""
     task, found = make_task(SIZES, participation=0.5, batch_size=2, rounds=4), []
-    for ahead in (False, True):
-        runs = [SingleRun(method(name), task, seed, plan=None) for seed in range(seeds)]
-        together = RunGroup(runs, Plan("stacked", "traced", chunk=6))
-        together.executor.pool = object() if ahead else None  # as where graphs are captured
+    for prefetch in (False, True):
+        runs = [Simulation(method(name), task, seed) for seed in range(seeds)]
+        group = RunGroup(runs, Plan("stacked", "traced", chunk=6))
+        executor = group.executors[0]
+        executor.memory_pool = object() if prefetch else None  # batches are prefetched where steps are CUDA graphs
         for _ in range(3):
-            together.advance(evaluate=False)
+            group.advance(evaluate=False)
         found.append(bytes_of(runs))
-        if ahead:
-            assert together.executor.coming.t == 3
-            phases = len(together.executor.phases["train"])
-            assert sorted(built) == sorted([*range(3)] * phases + [3])  # once each, the last for nobody yet
+        if prefetch:
+            assert executor.next_cohort.t == 3
+            phases = len(executor.phases["train"])
+            assert sorted(built) == sorted([*range(3)] * phases + [3])  # once each, and the first phase of round 3
         built.clear()
     assert found[0] == found[1]
 
 
-def test_whoever_comes_instead_is_served(built):
+def test_another_cohort_than_the_prefetched_one_gets_its_own_batches():
     task = make_task(SIZES, participation=0.5, rounds=4)
     runs = [SingleRun(method("fedavg"), task, 0, plan=Plan("stacked", "traced", chunk=6)) for _ in range(2)]
-    runs[1].executor.pool = object()
+    runs[1].executor.memory_pool = object()
     for run in runs:
         run.advance(evaluate=False)
         for ids in ([0, 2, 4], [0, 2, 4]):

@@ -1,5 +1,5 @@
-"""Every method on text: a class for a whole sequence of tokens, and a class for every position of it. A round is the
-same on both engines, or the method refuses in one sentence."""
+"""Every method on text: one class for a whole sequence of tokens, and one for every position of it. A round is the same
+stacked as client by client, or the method refuses the task in one sentence."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from torch import nn
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.task import Task
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.plan import Plan
 from fedloom.nn.network import Network
 from fedloom.studies.build import check
 
@@ -65,7 +65,7 @@ def token_task(per_position):
 
 @pytest.mark.parametrize("per_position", [True, False], ids=["next-token", "text"])
 @pytest.mark.parametrize("name", methods())
-def test_every_method_runs_on_text_alike_on_both_engines_or_refuses(name, per_position):
+def test_every_method_gives_the_same_on_text_stacked_as_client_by_client_or_refuses(name, per_position):
     alg, task = method(name), token_task(per_position)
     try:
         check(alg, task)

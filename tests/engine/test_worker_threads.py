@@ -1,4 +1,5 @@
-"""Clients side by side: the same to the bit for any number of workers, and nothing is left behind by an error."""
+"""Clients in parallel threads: results are the same to the bit for any number of threads, and an error stops all of
+them."""
 
 import _thread
 import signal
@@ -17,11 +18,10 @@ from fedloom.algorithms.fedavg import FedAvg
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves
-from fedloom.engine.executors.worker_threads import raise_if_stopped, run_in_threads
-from fedloom.engine.graph.client_step import reuse_buffers
-from fedloom.engine.graph.tracing import trace
+from fedloom.engine.plan import Plan
 from fedloom.engine.planning import choose
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.planning.measure import Option, Workload, _steps_of_busiest, measure_per_client
+from fedloom.engine.worker_threads import raise_if_stopped, run_in_threads
 from fedloom.nn.network import Network
 
 SIZES = (5, 2, 9, 12, 7)
@@ -31,7 +31,7 @@ CASES = {
     "valve": ("gpfl", lambda: model_task("cnn4", (1, 16, 16), sizes=SIZES, dtype=SINGLE)),
     "pairs": ("per-fedavg", lambda: model_task("cnn_kt", (3, 16, 16), sizes=SIZES, dtype=SINGLE)),
     "batchnorm": ("fedrep", lambda: make_task(SIZES, norm=True, dropout=0.3, momentum=0.9, batch_size=3, clip=1.0)),
-    "lstm": (  # not from a trace, see below
+    "lstm": (  # not traced, see below
         "fedavg-ft",
         lambda: model_task("lstm_shakes", (6,), sizes=SIZES, dtype=SINGLE, **TOKENS),
     ),
@@ -44,12 +44,12 @@ def everything(run, records):
     return [v.numpy().tobytes() for v in leaves((run.server, run.store.everyone()))] + [s.tobytes() for s in scores]
 
 
-def side(workers, replay="eager"):
+def parallel(workers, replay="eager"):
     return Plan("per-client", replay, scoring="per-client", workers=workers)
 
 
 @pytest.fixture
-def busy():
+def frequent_switches():
     """Threads take turns often."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -58,26 +58,27 @@ def busy():
 
 
 @pytest.mark.parametrize(("name", "make"), CASES.values(), ids=CASES.keys())
-def test_results_are_the_same_to_the_bit_for_any_number_of_workers_and_from_a_trace(name, make, busy):
+def test_results_are_the_same_to_the_bit_for_any_number_of_workers_and_traced(name, make, frequent_switches):
     task = make()
-    plans = [side(1), side(2), side(3)] + [side(1, "traced"), side(3, "traced")] * (name != "fedavg-ft")
+    traced = [] if name == "fedavg-ft" else [parallel(1, "traced"), parallel(3, "traced")]
+    plans = [parallel(1), parallel(2), parallel(3), *traced]
     one, *others = (everything(*play(method(name), task, plan, rounds=2)) for plan in plans)
     assert [found == one for found in others] == [True] * (len(plans) - 1)
 
 
-@pytest.mark.parametrize("name", ["fedala", "page", "pfedhn"])  # a condition, epochs by client, the server's turns
+@pytest.mark.parametrize("name", ["fedala", "page", "pfedhn"])  # a stopping condition, epochs per client, turns
 def test_workers_give_what_the_reference_gives(name):
     task = make_task((7, 21, 12, 5), data={"server": 20}, norm=True, dropout=0.2)
-    assert_same(method(name), task, side(3, "traced"), 1e-9, rounds=2)
+    assert_same(method(name), task, parallel(3, "traced"), 1e-9, rounds=2)
 
 
-class Keeping(nn.Module):
-    """Keeps something in itself on the way, and gives way to other threads before it uses it."""
+class Stateful(nn.Module):
+    """Sets an attribute of itself in its forward pass, and lets other threads run before it is read."""
 
     def __init__(self):
         super().__init__()
         self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 4)
-        self.scaled = lambda x: x * self.first.bias  # of whichever copy
+        self.scaled = lambda x: x * self.first.bias  # a closure over the module, which a copy of it would share
 
     def forward(self, x):
         self.kept = self.first(x)
@@ -85,35 +86,15 @@ class Keeping(nn.Module):
         return self.head(torch.tanh(self.scaled(self.kept)))
 
 
-def test_models_may_keep_things_in_themselves():
+def test_modules_may_set_attributes_of_themselves():
     data = make_federation((20, 30, 25, 30))
-    task = Task(data, Network(Keeping, "head", data.x[:2], data.dtype), lr=0.1)
-    one, two = (everything(*play(FedAvg(), task, side(w), rounds=2)) for w in (1, 4))
+    task = Task(data, Network(Stateful, "head", data.x[:2], data.dtype), lr=0.1)
+    one, two = (everything(*play(FedAvg(), task, parallel(w), rounds=2)) for w in (1, 4))
     assert one == two
     assert_same(FedAvg(), task, Plan("stacked", "eager", chunk=4), 1e-9, rounds=1)
 
 
-def test_a_program_writes_over_nothing_that_is_read_again():
-    """Every way in which memory is still in use: a later reader, a reader through a view, an input, a result."""
-
-    def f(x, y):
-        a, b, c, d = x * 2, x * 3, x * 4, x * 5
-        kept = torch.relu(a) + a
-        seen = b.t()
-        late = torch.relu(b) + seen
-        mixed = c * c.t()
-        return [kept, late, mixed, torch.relu(d), d, torch.relu(x), y - torch.relu(y * 2)]
-
-    inputs = [torch.randn(4, 4), torch.randn(4, 4)]
-    before, program = [v.clone() for v in inputs], trace(f, inputs)
-    expected = f(*inputs)
-    reuse_buffers(program)
-    assert ".out(" in program.code  # some may be written over
-    assert all(map(torch.equal, program(*inputs), expected))
-    assert all(map(torch.equal, inputs, before))
-
-
-def test_results_are_in_order_whoever_ends_first():
+def test_results_are_in_order_whichever_thread_ends_first():
     ends = [threading.Event() for _ in range(4)]
 
     def job(j):
@@ -145,7 +126,7 @@ class Breaking(FedAvg):
 
 def test_an_error_in_a_worker_surfaces_and_stops_the_others():
     task = make_task((3000, 3000, 10, 4000), batch_size=1)
-    run = SingleRun(Breaking(), task, 0, plan=side(3))
+    run = SingleRun(Breaking(), task, 0, plan=parallel(3))
     threads = torch.get_num_threads()
     with pytest.raises(Broken, match="client 3"):
         run.advance()
@@ -180,10 +161,10 @@ def test_workers_are_chosen_where_they_pay_and_the_plan_says_so(monkeypatch):
     task, seconds = make_task(RAGGED, rounds=1000), {}
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
 
-    def measured(alg, task, cohort, evaluated, plan):
-        return choose.Option(plan, choose.PerClient(alg, task, plan), seconds[plan.workers, plan.replay])
+    def measured(load, plan):
+        return Option(plan, choose.make_executor(load.alg, load.task, plan), seconds[plan.workers, plan.replay])
 
-    monkeypatch.setattr(choose, "_measure_per_client", measured)
+    monkeypatch.setattr(choose, "measure_per_client", measured)
     keys = ((0, "eager"), (4, "eager"), (0, "traced"), (4, "traced"))
     for times, expected in (
         ((1.0, 0.5, 9.0, 0.51), (4, "eager")),
@@ -196,25 +177,26 @@ def test_workers_are_chosen_where_they_pay_and_the_plan_says_so(monkeypatch):
         assert (plan.mode, plan.workers, plan.replay, plan.threads) == ("per-client", *expected, 4)
 
 
-def test_what_cannot_be_traced_runs_step_by_step(monkeypatch):
-    task = model_task("lstm_shakes", (6,), dtype=SINGLE, **TOKENS)  # oneDNN's kernel
+def test_a_step_that_cannot_be_traced_runs_eagerly(monkeypatch):
+    task = model_task("lstm_shakes", (6,), dtype=SINGLE, **TOKENS)  # by oneDNN's kernel
     monkeypatch.setattr(choose, "TRACE_PAYS", 0)
     run = SingleRun(method("fedavg"), task, 0, plan="per-client")
     assert run.plan.replay == "eager"
     run.advance()
 
 
-def test_the_time_of_workers_is_that_of_the_one_with_most_steps():
-    steps = np.array([3, 5, 3, 4, 3])  # 5 + 3 beside 4 + 3 + 3
-    assert [choose._longest(steps, w) for w in (1, 2, 5, 9)] == [18, 10, 5, 5]
-    task = make_task(RAGGED)
-    cohort = SingleRun(method("fedrep"), task, 0, plan=side(0)).cohort(np.arange(len(RAGGED)), 0)
-    assert choose._measure_per_client(method("fedrep"), task, cohort, 12, side(2)).seconds > 0
+def test_the_expected_time_of_workers_is_that_of_the_one_with_most_steps():
+    steps = np.array([3, 5, 3, 4, 3])  # two workers have 5 + 3 and 4 + 3 + 3
+    assert [_steps_of_busiest(steps, w) for w in (1, 2, 5, 9)] == [18, 10, 5, 5]
+    run = SingleRun(method("fedrep"), make_task(RAGGED), 0, plan=parallel(0))
+    cohort = run.cohort(np.arange(len(RAGGED)), 0)
+    load = Workload(run.alg, run.task, run.task, cohort, evaluated=len(RAGGED))
+    assert measure_per_client(load, parallel(2)).seconds > 0
 
 
 @pytest.mark.parametrize("lead", [(5,), (2, 3)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_images_lie_channels_last_for_one_model_on_a_cpu(channels, lead):
+def test_images_are_channels_last_for_single_models_on_a_cpu(channels, lead):
     x = torch.randint(0, 256, (9, channels, 4, 6), dtype=torch.uint8)
     one = Ragged.of([np.arange(9)])
     data = Federation(x, torch.zeros(9, dtype=torch.int64), 1, {"train": one}, mean=(0.4,) * channels)

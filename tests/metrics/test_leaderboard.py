@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedloom.metrics.leaderboard import METRICS, Chosen, Scored, leaderboard
+from fedloom.metrics.leaderboard import METRICS, RoundScores, RunScores, leaderboard
 
 NAN = float("nan")
 
@@ -14,14 +14,14 @@ def chosen(acc, t=1, clients=None, **metrics):
     """A model view in round t whose clients 0, 1, ... have these accuracies."""
     ids = np.arange(len(acc)) if clients is None else np.array(clients)
     values = {**dict.fromkeys(METRICS, 0.0), "acc_mean": float(np.nanmean(acc)), **metrics}
-    return Chosen(t, values, ids, np.array(acc, dtype=float))
+    return RoundScores(t, values, ids, np.array(acc, dtype=float))
 
 
 def scored(label, seed, acc, last=None, views=None, costs=(0.0, 0.0, 0.0, 0.0), trend=0.0, **how):
     """A run with these accuracies in the selected round, and others in the last one where it says so."""
     pre = {"validation": chosen(acc, **how), "last": chosen(acc if last is None else last, **how)}
     views = {"pre": pre, **(views or {})}
-    return Scored(label, seed, views, dict.fromkeys(views, trend), *costs)
+    return RunScores(label, seed, views, dict.fromkeys(views, trend), *costs)
 
 
 def row(runs, method, model="pre", selection="validation"):

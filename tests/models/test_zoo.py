@@ -12,7 +12,7 @@ from torch import nn
 
 import fedloom
 from fedloom.core.federation import Federation, Ragged
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.plan import Plan
 from fedloom.models.zoo import MODELS
 from fedloom.nn.network import _layers
 

@@ -257,7 +257,7 @@ def test_parameters_have_the_precision_of_the_data():
 
 
 class After(nn.Module):
-    """A model that does something to what its head gives."""
+    """A model with something between its body and its head, and something after its head."""
 
     def __init__(self, after, before=nn.Identity()):  # noqa: B008
         super().__init__()
@@ -310,11 +310,11 @@ def test_a_scale_after_a_head_that_starts_at_zero_is_refused():
 
 @pytest.mark.parametrize("beside", [nn.Identity(), nn.Dropout(0.1)], ids=["alone", "beside nn.Dropout"])
 def test_a_model_with_functional_dropout_is_refused(beside):
-    class FunctionalRunner(nn.Module):
+    class FunctionalDropout(nn.Module):
         def forward(self, x):
             return F.dropout(x, 0.5, training=self.training)
 
-    layers = nn.Sequential(beside, FunctionalRunner())
+    layers = nn.Sequential(beside, FunctionalDropout())
     with user_error("random numbers", "nn.Dropout"):
         Network(lambda: After(nn.Identity(), layers), "head", randn(2, 6))
 

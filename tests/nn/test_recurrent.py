@@ -1,4 +1,4 @@
-"""Recurrent layers: stacked, they give what torch's own give, values and gradients stackable_groups."""
+"""Recurrent layers: stacked, they give what torch's own give, values and gradients alike."""
 
 import copy
 
@@ -123,8 +123,8 @@ def test_every_layer_of_a_recurrent_module_is_a_layer_with_both_directions_in_it
     network = Network(lambda: Reader(nn.LSTM(INPUTS, WIDTH, 2, bidirectional=True)), "head", randn(2, STEPS, INPUTS))
     kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     first, second, head = network.layers
-    assert first == tuple(f"layer.{kind}_l0{way}" for way in ("", "_reverse") for kind in kinds)
-    assert second == tuple(f"layer.{kind}_l1{way}" for way in ("", "_reverse") for kind in kinds)
+    assert first == tuple(f"layer.{kind}_l0{direction}" for direction in ("", "_reverse") for kind in kinds)
+    assert second == tuple(f"layer.{kind}_l1{direction}" for direction in ("", "_reverse") for kind in kinds)
     assert head == ("head.weight", "head.bias")
 
 

@@ -12,9 +12,9 @@ from fedloom.report.leaderboard import (
     UNSEEN,
     VIEWS,
     caption,
-    cell,
+    format_bytes,
+    format_cell,
     main_rows,
-    size,
     to_csv,
     to_latex,
     to_markdown,
@@ -193,11 +193,11 @@ def test_main_rows_are_those_selected_on_validation_with_the_last_mean_beside():
     ],
 )
 def test_a_cell_has_two_digits_and_a_spread_where_there_is_one(row, column, text):
-    assert cell(row, column) == text
+    assert format_cell(row, column) == text
 
 
 def test_a_cell_without_spread_has_none():
-    assert cell({"acc_mean": 12.0, "acc_mean_std": 1.0}, "acc_mean", spread=False) == "12.00"
+    assert format_cell({"acc_mean": 12.0, "acc_mean_std": 1.0}, "acc_mean", with_std=False) == "12.00"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_cell_without_spread_has_none():
     ],
 )
 def test_size_is_three_digits_and_a_unit(count, text):
-    assert size(count) == text
+    assert format_bytes(count) == text
 
 
 def test_the_caption_explains_the_trend_where_there_is_one():
@@ -226,11 +226,11 @@ def test_the_caption_explains_the_trend_where_there_is_one():
 
 @pytest.mark.parametrize("count", [999.6, 999_700, 999_999_999, 2e12])
 def test_size_is_never_in_powers_of_ten(count):
-    assert "e" not in size(count)
+    assert "e" not in format_bytes(count)
 
 
 def test_all_views_of_a_run_have_a_name():
-    from fedloom.studies.execute import VIEWS as RECORDED
+    from fedloom.studies.result import VIEWS as RECORDED
 
     assert set(VIEWS) == set(RECORDED)
 

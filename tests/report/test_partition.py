@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from sentences import user_error
 
 from fedloom.core.federation import Federation, Ragged
-from fedloom.report.partition import BUBBLES, check_picture, describe, draw
+from fedloom.report.partition import BUBBLES, check_image_path, describe, draw
 
 
 def federation(labels, classes, server=0):
@@ -172,7 +172,7 @@ def test_a_picture_in_no_folder_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["who.jpg", "who", "who.png.gz", "png", ".png"])
 def test_other_kinds_of_pictures_are_refused(name, tmp_path):
     with user_error("png, svg or pdf", f"'{name}'"):
-        check_picture(tmp_path / name)
+        check_image_path(tmp_path / name)
     with user_error("png, svg or pdf"):
         draw(THREE, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
@@ -180,7 +180,7 @@ def test_other_kinds_of_pictures_are_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["who.png", "who.svg", "who.pdf", "a.b.svg"])
 def test_the_three_kinds_are_accepted(name, tmp_path):
-    check_picture(tmp_path / name)
+    check_image_path(tmp_path / name)
 
 
 @pytest.mark.parametrize("clients", [6, BUBBLES + 40], ids=["circles", "map"])

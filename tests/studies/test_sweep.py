@@ -16,8 +16,8 @@ import fedloom
 import fedloom.studies.sweep
 from fedloom.cli import main as cli
 from fedloom.config.resolve import describe, difference
-from fedloom.runs.directory import RunDirectory
 from fedloom.core.federation import Federation, Ragged
+from fedloom.runs.directory import RunDirectory
 from fedloom.studies.sweep import parse_grid, read_sweep, sweep
 
 TASK = {

@@ -54,7 +54,7 @@ class FedALA(Algorithm):
         return [*self.adapt(task), Phase(self.step, task.epochs)]
 
     def adapt(self, task):
-        return [Phase(self.learn, self.epochs, select=self.window, until=self.validated, shuffle=False)]
+        return [Phase(self.learn, self.epochs, select=self.window, until=self.settled, shuffle=False)]
 
     def epochs(self, task, work, info):
         return torch.where(info.first, 0, torch.where(work["learnt"], 1, self.start_epochs))
@@ -64,7 +64,7 @@ class FedALA(Algorithm):
         start = int(draw.rng("ala", draw.i, draw.t).integers(0, n - size + 1))
         return np.arange(start, start + size)
 
-    def validated(self, work):
+    def settled(self, work):
         return work["losses"].std(correction=0) < SETTLED  # false until there are enough losses
 
     def learn(self, task, work, batch, down, info):

@@ -1,1 +1,1 @@
-"""The command line. Nothing else prints."""
+"""The command line. No other package prints."""

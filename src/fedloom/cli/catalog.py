@@ -1,4 +1,4 @@
-"""What `fedloom list` says, as plain data."""
+"""The entries that `fedloom list` prints, as plain data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedloom.models.zoo import MODELS, Model
 
 
 def catalog(kind: str, name: str | None = None) -> list[dict[str, Any]]:
-    """Every thing of a kind, or the one that is named."""
+    """All entries of a kind ("algorithms", "datasets", "models", "partitions" or "presets"), or the one with a name."""
     if kind == "presets":
         return _presets(name)
     registry, describe = KINDS[kind]
@@ -25,6 +25,7 @@ def catalog(kind: str, name: str | None = None) -> list[dict[str, Any]]:
 
 
 def _settings(cls: type) -> dict[str, dict[str, Any]]:
+    """Default and meaning of every setting of a class."""
     return {name: {"default": f.default, "about": f.metadata.get("about", "")} for name, f in fields(cls).items()}
 
 
@@ -42,8 +43,11 @@ def _algorithm(cls: type[Algorithm]) -> dict[str, Any]:
 
 
 def _variants(cls: type[Algorithm]) -> dict[str, dict[str, Any]]:
-    each = [f"{name}: {', '.join(f'{k}={v}' for k, v in own.items())}" for name, own in cls.variants.items()]
-    return {VARIANT: {"default": None, "about": f"for {'; '.join(each)}"}} if each else {}
+    """The setting `variant` of a method that has variants."""
+    variants = [
+        f"{name}: {', '.join(f'{k}={v}' for k, v in changes.items())}" for name, changes in cls.variants.items()
+    ]
+    return {VARIANT: {"default": None, "about": f"for {'; '.join(variants)}"}} if variants else {}
 
 
 def _dataset(cls: type[Dataset]) -> dict[str, Any]:
@@ -55,26 +59,28 @@ def _model(cls: type[Model]) -> dict[str, Any]:
     return {"takes": cls.takes, "about": cls.about, "source": cls.source or None, "settings": _settings(cls)}
 
 
-def _plain(cls: Any) -> dict[str, Any]:
+def _partition(cls: Any) -> dict[str, Any]:
     return {"about": cls.about, "settings": _settings(cls)}
 
 
 def _presets(name: str | None) -> list[dict[str, Any]]:
-    known = presets()
+    """All presets, or the one with a name, with their settings and what those mean."""
+    configs = presets()
     if name is not None:
-        known = {name: {"about": known.get(name, {}).get("about"), **preset(name)}}
-    found = []
-    for title, request in known.items():
-        values = flat({key: value for key, value in request.items() if key not in ("about", "per_method")})
+        configs = {name: {"about": configs.get(name, {}).get("about"), **preset(name)}}
+    rows = []
+    for preset_name, config in configs.items():
+        values = flat({key: value for key, value in config.items() if key not in ("about", "per_method")})
         settings = {key: {"default": value, "about": _meaning(key, values)} for key, value in values.items()}
-        for method, own in request.get("per_method", {}).items():
-            text = ", ".join(f"{key}={value}" for key, value in own.items())
+        for method, changes in config.get("per_method", {}).items():
+            text = ", ".join(f"{key}={value}" for key, value in changes.items())
             settings[method] = {"default": text, "about": "where this method runs"}
-        found.append({"name": title, "about": request.get("about", ""), "settings": settings})
-    return found
+        rows.append({"name": preset_name, "about": config.get("about", ""), "settings": settings})
+    return rows
 
 
 def _meaning(key: str, values: dict[str, Any]) -> str:
+    """The meaning of a preset's setting, such as `lr` or `partition.beta`."""
     section, dot, bare = key.partition(".")
     registries: dict[str, Registry[Any]] = {
         "algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITIONS, "model": MODELS,
@@ -89,5 +95,5 @@ KINDS: dict[str, tuple[Registry[Any], Callable[[Any], dict[str, Any]]]] = {
     "algorithms": (ALGORITHMS, _algorithm),
     "datasets": (DATASETS, _dataset),
     "models": (MODELS, _model),
-    "partitions": (PARTITIONS, _plain),
+    "partitions": (PARTITIONS, _partition),
 }

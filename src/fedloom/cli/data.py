@@ -1,4 +1,4 @@
-"""`fedloom data`: what can be asked about data without training."""
+"""The commands `fedloom data check`, `show` and `download`, which do not train."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli import show
-from fedloom.cli.checked import checked
+from fedloom.cli import display
+from fedloom.cli.check_report import print_check
 from fedloom.cli.console import err, log, out
 from fedloom.cli.options import SETTINGS, pairs, with_settings
 
@@ -19,7 +19,8 @@ ConfigDict = dict[str, Any]
 
 
 @app.callback()
-def _top(context: typer.Context) -> None:
+def _print_help(context: typer.Context) -> None:
+    """Without a command, print the help."""
     if context.invoked_subcommand is None:
         out.print(context.get_help(), highlight=False, markup=False)
 
@@ -50,18 +51,18 @@ def check(
 
     count = {} if clients is None else {"clients": clients}
     settings = {key.removeprefix("dataset."): value for key, value in pairs(set_ or []).items()}
-    asked = build(OwnData, {**settings, "path": path}, "your own data")
-    found = examine(asked)
-    if found["ready"]:
+    dataset = build(OwnData, {**settings, "path": path}, "your own data")
+    report = examine(dataset)
+    if report["ready"]:
         try:
-            make_task(configure(dataset=asked, partition=partition, values={"device": "cpu", **count}))
+            make_task(configure(dataset=dataset, partition=partition, values={"device": "cpu", **count}))
         except UserError as error:
-            found |= {"ready": False, "problems": [{"kind": "run", "text": str(error)}]}
-    given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+            report |= {"ready": False, "problems": [{"kind": "run", "text": str(error)}]}
+    options = [text for key, value in settings.items() for text in ("--set", f"{key}={value}")]
     for name, value in (("--partition", partition), ("--clients", clients)):
-        given += [] if value is None else [name, value]
-    checked(out, found, given, json)
-    if not found["ready"]:
+        options += [] if value is None else [name, value]
+    print_check(out, report, options, json)
+    if not report["ready"]:
         raise typer.Exit(2)
 
 
@@ -81,9 +82,9 @@ def show_(
     from fedloom.studies.build import make_data
 
     if picture is not None:
-        partition.check_picture(picture)
+        partition.check_image_path(picture)
     federation = make_data(resolve(combine({"device": "cpu"}, config)))
-    show.partition(out, partition.describe(federation), json)
+    display.print_partition(out, partition.describe(federation), json)
     if picture is not None:
         partition.draw(federation, picture)
         err.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
@@ -107,8 +108,8 @@ def download(
         return
     if dataset.debian is not None and data_dir is None and dataset.debian[1].is_dir():
         package, place = dataset.debian
-        there = f"{name} is there already: {place}, from Debian's package '{package}'."
-        out.print(f"{there} With --data-dir FOLDER it is downloaded.", highlight=False, soft_wrap=True)
+        message = f"{name} is there already: {place}, from Debian's package '{package}'."
+        out.print(f"{message} With --data-dir FOLDER it is downloaded.", highlight=False, soft_wrap=True)
         return
     if dataset.sources:
         folder = folders(dataset, data_dir)[0]
@@ -116,8 +117,8 @@ def download(
         for title, text in facts.items():
             err.print(f"{title}: {text}", highlight=False, markup=False, soft_wrap=True)
     try:
-        with show.transfer(err) as watch:
-            folder = fetch.download(dataset, data_dir, watch)
+        with display.download_progress(err) as on_progress:
+            folder = fetch.download(dataset, data_dir, on_progress)
     except KeyboardInterrupt:
         again = f"fedloom data download {name}" + (f" --data-dir {data_dir}" if data_dir is not None else "")
         err.print(f"Stopped.\nContinue with: {again}", highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`fedloom`: the commands, their options, and one sentence for every mistake."""
+"""The program `fedloom`: its commands and their options."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli import data, show
+from fedloom.cli import data, display
 from fedloom.cli.console import err, log, out
 from fedloom.cli.options import with_settings
-from fedloom.core.errors import UserError, unknown
+from fedloom.core.errors import UserError, plural, unknown
 
 app = typer.Typer(
     help="Personalized federated learning: many clients train together, each ends up with a model that is good for it.",
@@ -21,14 +21,15 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data.app, name="data")
-FILES = ("config.yaml", "compare.yaml", "sweep.yaml")  # what a folder has from which something goes on
-UsageError: Any = typer.BadParameter.__base__  # typer exports the leaves of its exceptions only
+RESUMABLE = ("config.yaml", "compare.yaml", "sweep.yaml")  # a folder with one of these can be resumed
+UsageError: Any = typer.BadParameter.__base__  # typer exports its subclasses only
 
 PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
 ConfigDict = dict[str, Any]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for all that is kept [runs/NAME-N]", **PLAIN)]
 NoSave = Annotated[bool, typer.Option("--no-save", help="leave nothing on disk")]
 Resume = Annotated[Path | None, typer.Option("--resume", help="folder of what was stopped; it goes on", **PLAIN)]
+Method = Annotated[str | None, typer.Argument(help="method, see 'fedloom list algorithms' [ditto]", show_default=False)]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="say what the engine decides")]
 
 
@@ -36,9 +37,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="say what the eng
 @with_settings()
 def run(
     config: ConfigDict,
-    algorithm: Annotated[
-        str | None, typer.Argument(help="method, see 'fedloom list algorithms' [ditto]", show_default=False)
-    ] = None,
+    algorithm: Method = None,
     out_: Out = None,
     resume: Resume = None,
     no_save: NoSave = False,
@@ -50,17 +49,17 @@ def run(
     from fedloom.runs.directory import RunDirectory
     from fedloom.studies.execute import execute
 
-    _one_place(out_, resume, no_save)
-    before = RunDirectory(resume).config() if resume is not None else {}
-    resolved = resolve(combine(before, config, {"algorithm": algorithm} if algorithm is not None else {}))
-    names = [resolved.algorithm.name, Path(show.data_name(config.get("dataset", {}))).stem]
+    _check_exclusive(out_, resume, no_save)
+    saved = RunDirectory(resume).config() if resume is not None else {}
+    resolved = resolve(combine(saved, config, {"algorithm": algorithm} if algorithm is not None else {}))
+    names = [resolved.algorithm.name, Path(display.dataset_label(config.get("dataset", {}))).stem]
     folder = None if no_save else resume or out_ or _free_folder("-".join(names))
-    with show.progress(err) as bar:
-        result = _stoppable(
+    with display.round_progress(err) as bar:
+        result = _interruptible(
             lambda: execute(resolved, out=folder, resume=resume is not None, on_round=bar(resolved.algorithm.name)),
             "run", folder,
         )  # fmt: skip
-    show.result(out, result)
+    display.print_result(out, result)
 
 
 @app.command()
@@ -86,33 +85,31 @@ def compare(
     from fedloom.studies.compare import METHODS, carry_out, configurations, parse_methods, read_comparison
     from fedloom.studies.study import parse_seeds
 
-    _one_place(out_, resume, no_save)
-    names, numbers, before = read_comparison(resume) if resume is not None else (list(METHODS), [0, 1, 2], {})
-    listed, counted = config.pop("methods", names), config.pop("seeds", numbers)
-    names, numbers = methods or parse_methods(listed), parse_seeds(counted if seeds is None else seeds)
-    configs = configurations(names, combine(before, config))
-    dataset = Path(show.data_name(config.get("dataset", {}))).stem
+    _check_exclusive(out_, resume, no_save)
+    names, numbers, saved = read_comparison(resume) if resume is not None else (list(METHODS), [0, 1, 2], {})
+    names, numbers = config.pop("methods", names), config.pop("seeds", numbers)
+    names, numbers = methods or parse_methods(names), parse_seeds(numbers if seeds is None else seeds)
+    configs = configurations(names, combine(saved, config))
+    dataset = Path(display.dataset_label(config.get("dataset", {}))).stem
     folder = None if no_save else resume or out_ or _free_folder(f"compare-{dataset}")
-    with show.progress(err) as bar:
-        found = _stoppable(
+    with display.round_progress(err) as bar:
+        comparison = _interruptible(
             lambda: carry_out(
                 configs, numbers, out=folder, resume=resume is not None,
                 on_method=lambda label, seeds, done, total: bar(
-                    f"{done + 1}/{total} {label}, {show.counted(len(seeds), 'seed')}"
+                    f"{done + 1}/{total} {label}, {plural(len(seeds), 'seed')}"
                 ),
             ),
             "compare", folder,
         )  # fmt: skip
-    show.comparison(out, found)
+    display.print_comparison(out, comparison)
 
 
 @app.command()
 @with_settings(without="seed")
 def sweep(
     config: ConfigDict,
-    algorithm: Annotated[
-        str | None, typer.Argument(help="method, see 'fedloom list algorithms' [ditto]", show_default=False)
-    ] = None,
+    algorithm: Method = None,
     grid: Annotated[
         list[str] | None, typer.Option("--grid", help="a setting and its values: lr=0.005,0.01", metavar="KEY=VALUES")
     ] = None,
@@ -128,23 +125,23 @@ def sweep(
     from fedloom.studies.study import parse_seeds
     from fedloom.studies.sweep import carry_out, configurations, parse_grid, read_sweep
 
-    _one_place(out_, resume, no_save)
-    values, numbers, before = read_sweep(resume) if resume is not None else ({}, [0], {})
-    listed, counted = config.pop("grid", None), config.pop("seeds", numbers)
-    values = parse_grid(grid or listed) if grid or listed or not values else values
-    numbers = parse_seeds(counted if seeds is None else seeds)
-    asked = combine(before, config, {"algorithm": algorithm} if algorithm is not None else {})
-    names = ["sweep", algorithm or "ditto", Path(show.data_name(config.get("dataset", {}))).stem]
+    _check_exclusive(out_, resume, no_save)
+    values, numbers, saved = read_sweep(resume) if resume is not None else ({}, [0], {})
+    config_grid, numbers = config.pop("grid", None), config.pop("seeds", numbers)
+    values = parse_grid(grid or config_grid) if grid or config_grid or not values else values
+    numbers = parse_seeds(numbers if seeds is None else seeds)
+    merged = combine(saved, config, {"algorithm": algorithm} if algorithm is not None else {})
+    names = ["sweep", algorithm or "ditto", Path(display.dataset_label(config.get("dataset", {}))).stem]
     folder = None if no_save else resume or out_ or _free_folder("-".join(names))
-    with show.progress(err) as bar:
-        found = _stoppable(
+    with display.round_progress(err) as bar:
+        result = _interruptible(
             lambda: carry_out(
-                configurations(asked), values, numbers, out=folder, resume=resume is not None,
-                on_group=lambda name, runs, done, total: bar(f"{done + 1}/{total} {name}, {show.counted(runs, 'run')}"),
+                configurations(merged), values, numbers, out=folder, resume=resume is not None,
+                on_group=lambda name, runs, done, total: bar(f"{done + 1}/{total} {name}, {plural(runs, 'run')}"),
             ),
             "sweep", folder,
         )  # fmt: skip
-    show.sweep(out, found)
+    display.print_sweep(out, result)
 
 
 KINDS = ("algorithms", "datasets", "models", "partitions", "presets")
@@ -161,13 +158,14 @@ def list_(
         raise unknown("list", kind, KINDS)
     from fedloom.cli.catalog import catalog
 
-    show.catalog(out, kind, catalog(kind, name), json, details=name is not None)
+    display.print_catalog(out, kind, catalog(kind, name), json, details=name is not None)
 
 
 @app.callback()
-def _top(
+def _without_command(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="print the version")] = False
 ) -> None:
+    """Print the version or, without a command, the help."""
     if version:
         from fedloom import __version__
 
@@ -176,40 +174,41 @@ def _top(
         out.print(context.get_help(), highlight=False, markup=False)
 
 
-def _one_place(out_: Path | None, resume: Path | None, no_save: bool) -> None:
-    given = [name for name, value in (("--out", out_), ("--resume", resume), ("--no-save", no_save)) if value]
-    if len(given) > 1:
-        raise UserError(f"{given[0]} and {given[1]} exclude each other; give one of them.")
+def _check_exclusive(out_: Path | None, resume: Path | None, no_save: bool) -> None:
+    """Raise a UserError if more than one of the options about folders is given."""
+    options = [name for name, value in (("--out", out_), ("--resume", resume), ("--no-save", no_save)) if value]
+    if len(options) > 1:
+        raise UserError(f"{options[0]} and {options[1]} exclude each other; give one of them.")
 
 
 def _free_folder(name: str) -> Path:
-    """A new folder below `runs`, numbered."""
+    """The first folder runs/NAME-1, runs/NAME-2, ... that does not exist."""
     number = 1
     while (folder := Path("runs") / f"{name}-{number}").exists():
         number += 1
     return folder
 
 
-def _stoppable(job: Any, command: str, folder: Path | None) -> Any:
-    """Ctrl-C ends the job, and the last line says how it goes on."""
+def _interruptible(job: Any, command: str, folder: Path | None) -> Any:
+    """The result of job(). On Ctrl-C, print the command that continues it and exit with 130."""
     try:
         return job()
     except KeyboardInterrupt as stop:
         err.print(f"{str(stop).capitalize() or 'Stopped'}.", highlight=False)
-        if folder is not None and any((folder / name).exists() for name in FILES):
+        if folder is not None and any((folder / name).exists() for name in RESUMABLE):
             err.print(f"Continue with: fedloom {command} --resume {folder}", highlight=False, soft_wrap=True)
         sys.exit(130)
 
 
 def main() -> None:
-    """Every mistake of the user ends here: one sentence, exit code 2."""
+    """The entry point of `fedloom`: prints a UserError as one sentence and exits with 2."""
     try:
-        status = app(standalone_mode=False)
-        sys.exit(status if isinstance(status, int) else 0)
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
-        _complain(str(error))
+        _exit_with_message(str(error))
     except UsageError as error:
-        _complain(error.format_message())
+        _exit_with_message(error.format_message())
     except typer.Abort:
         sys.exit(130)
     except KeyboardInterrupt:
@@ -217,6 +216,6 @@ def main() -> None:
         sys.exit(130)
 
 
-def _complain(sentence: str) -> None:
+def _exit_with_message(sentence: str) -> None:
     err.print(f"fedloom: {sentence}", style="red", highlight=False, markup=False, soft_wrap=True)
     sys.exit(2)

@@ -1,4 +1,4 @@
-"""Options that `run`, `compare`, `sweep` and `data` share, and the config dict that they make."""
+"""Options that `run`, `compare`, `sweep` and `data show` share, and the config dict that they are turned into."""
 
 from __future__ import annotations
 
@@ -37,26 +37,31 @@ SETTINGS = {
 
 
 def with_settings(*only: str, without: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds (some of) the options to a command; its first argument is the config dict that they make."""
+    """A decorator that adds the options of SETTINGS to a command, which is given a config dict as its first argument.
+
+    Args:
+        *only: names of the options to add; by default all.
+        without: name of an option to leave out.
+    """
     names = [name for name in only or SETTINGS if name != without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def wrapped(**given: Any) -> None:
-            values = {name: given.pop(name) for name in names}
-            sources = given.pop("config"), given.pop("preset"), given.pop("set_")
-            command(_config(values, *sources), **given)
+        def wrapped(**arguments: Any) -> None:
+            values = {name: arguments.pop(name) for name in names}
+            sources = arguments.pop("config"), arguments.pop("preset"), arguments.pop("set_")
+            command(_config(values, *sources), **arguments)
 
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
         shared = [_parameter(name, str | None, _option(name, SETTINGS[name])) for name in names]
         shared += [
             _parameter("config", Path | None, _option("config", FILE)),
             _parameter("preset", str | None, _option("preset", PRESET)),
             _parameter("set_", list[str] | None, typer.Option("--set", help=SET, metavar="KEY=VALUE")),
         ]
-        first = [p for p in own if isinstance(p.annotation.__metadata__[0], typer.models.ArgumentInfo)]
-        rest = [p for p in own if p not in first]
-        wrapped.__signature__ = inspect.Signature([*first, *shared, *rest])  # type: ignore[attr-defined]
+        arguments = [p for p in parameters if isinstance(p.annotation.__metadata__[0], typer.models.ArgumentInfo)]
+        options = [p for p in parameters if p not in arguments]
+        wrapped.__signature__ = inspect.Signature([*arguments, *shared, *options])  # type: ignore[attr-defined]
         return wrapped
 
     return decorate
@@ -78,11 +83,11 @@ def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
 
 
 def _config(values: dict[str, Any], config: Path | None, preset: str | None, set_: list[str] | None) -> dict[str, Any]:
-    """A preset, then a file, then options; later ones take precedence."""
+    """The config dict of a preset, a file and options; later ones take precedence."""
     options = {key: value for key, value in values.items() if value is not None}
     settings = pairs(set_ or [])
-    if twice := sorted(options.keys() & settings.keys()):
-        raise UserError(f"'{twice[0]}' is given twice, as an option and with --set.")
+    if repeated := sorted(options.keys() & settings.keys()):
+        raise UserError(f"'{repeated[0]}' is given twice, as an option and with --set.")
     from fedloom.config import files, resolve  # imports torch, which takes seconds that `--help` should not
 
     configs = [] if preset is None else [files.preset(preset)]
@@ -91,13 +96,13 @@ def _config(values: dict[str, Any], config: Path | None, preset: str | None, set
 
 
 def pairs(items: list[str]) -> dict[str, str]:
-    """The settings of options `--set key=value`."""
-    found = {}
+    """The settings given by options `--set key=value`, by name."""
+    settings = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set takes key=value, not '{item}'.")
-        if key.strip() in found:
+        if key.strip() in settings:
             raise UserError(f"--set gives '{key.strip()}' twice.")
-        found[key.strip()] = value.strip()
-    return found
+        settings[key.strip()] = value.strip()
+    return settings

@@ -22,7 +22,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.settings import build, fields
 from fedloom.data.dataset import DATASETS, Dataset
 from fedloom.data.partitions import PARTITIONS, Partition
-from fedloom.data.sets.own import OwnData, own_path
+from fedloom.data.sets.own import OwnData, user_data_path
 from fedloom.models.zoo import MODELS, Model
 
 VARIANT = "variant"  # a key that stands for several settings of a method
@@ -72,7 +72,7 @@ def configure(
     method = algorithm if isinstance(algorithm, type) else type(algorithm)
     if issubclass(method, Algorithm) and "name" not in vars(method):  # records would call it by another's name
         raise UserError(f"The method {method.__name__} has no name of its own; write name = '...' in its class.")
-    if (path := own_path(dataset)) is not None or isinstance(dataset, Path):
+    if (path := user_data_path(dataset)) is not None or isinstance(dataset, Path):
         dataset, values = OwnData.name, {"dataset.path": path, **values}
     if isinstance(dataset, Federation):
         data_class: Any = None
@@ -175,7 +175,7 @@ def combine(*configs: Mapping[str, Any]) -> ConfigDict:
 def _section(section: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
         return dict(value)
-    path = own_path(value) if section == "dataset" else None
+    path = user_data_path(value) if section == "dataset" else None
     return {"name": value} if path is None else {"name": OwnData.name, "path": path}
 
 

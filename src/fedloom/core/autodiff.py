@@ -1,7 +1,7 @@
-"""`grad` and `vmap` of the contract.
+"""`grad` and `vmap` for methods, which work for one client and for many stacked ones.
 
-One client at a time, gradients come from ordinary autograd (353 us a step for a small MLP, where
-`torch.func.grad` takes 994); inside `vmap` they come from `torch.func`. Methods write `grad` and need not know.
+For a single client, gradients come from ordinary autograd (353 us a step for a small MLP, where `torch.func.grad` takes
+994); inside `vmap` they come from `torch.func`. A method calls `grad` in either case.
 """
 
 import threading
@@ -14,24 +14,25 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fedloom.core.tree import Tree
 
-_here = threading.local()
+_local = threading.local()
 
 
 def inside_vmap() -> bool:
-    return getattr(_here, "depth", 0) > 0
+    """True while a function is being mapped by this module's `vmap`, in this thread."""
+    return getattr(_local, "depth", 0) > 0
 
 
 def vmap(f: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
-    """`torch.func.vmap` that also tells `grad` which way to go. Unkeyed random draws inside are refused."""
+    """`torch.func.vmap`, inside which `grad` uses `torch.func.grad`. Random draws without a key raise an error."""
 
-    def stacked(*args: Any) -> Any:
-        _here.depth = getattr(_here, "depth", 0) + 1
+    def vmapped(*args: Any) -> Any:
+        _local.depth = getattr(_local, "depth", 0) + 1
         try:
             return torch.func.vmap(f, in_dims=in_dims, randomness="error")(*args)
         finally:
-            _here.depth -= 1
+            _local.depth -= 1
 
-    return stacked
+    return vmapped
 
 
 def grad(f: Callable[[Tree], tuple[Tensor, Tree]], at: Tree) -> tuple[Tree, Tree]:
@@ -42,5 +43,5 @@ def grad(f: Callable[[Tree], tuple[Tensor, Tree]], at: Tree) -> tuple[Tree, Tree
     with torch.enable_grad():
         inputs = [x.detach().requires_grad_() for x in flat]
         loss, aux = f(tree_unflatten(inputs, spec))
-        found = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
-    return tree_unflatten(list(found), spec), tree_map(lambda x: x.detach(), aux)
+        gradients = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
+    return tree_unflatten(list(gradients), spec), tree_map(lambda x: x.detach(), aux)

@@ -1,4 +1,4 @@
-"""The one exception that is meant for the person at the keyboard."""
+"""UserError, the exception for mistakes of a user, and helpers for its messages."""
 
 import difflib
 import errno
@@ -8,11 +8,11 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """A mistake in what was asked for: one sentence that says what is wrong and what to do."""
+    """A mistake in a user's input. The message is one sentence: what is wrong, and what to do about it."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """', did you mean 'x'?' for the closest known name, else the list of what there is."""
+    """The end of a message about an unknown name: "did you mean 'x'?" for a similar one, else the list of all."""
     names = sorted(known)
     close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     if close:
@@ -21,19 +21,25 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def unknown(kind: str, word: object, known: Iterable[str]) -> UserError:
+    """The error for a name that is not known; `kind` is what it should name, such as "model"."""
     return UserError(f"Unknown {kind} '{word}'; {nearest(str(word), known)}")
 
 
 @contextmanager
 def oserror_as_user_error(path: Path) -> Iterator[None]:
-    """Turn an OSError about writing this path into a UserError that says why it could not be written."""
+    """Context in which an OSError about writing this path becomes a UserError that says why it failed."""
     try:
         yield
     except OSError as error:
-        raise UserError(_refusal(error, path)) from error
+        raise UserError(_write_failure(error, path)) from error
 
 
-def _refusal(error: OSError, path: Path) -> str:
+def plural(count: int, noun: str) -> str:
+    """A count and its noun: "1 client", "2 clients"."""
+    return f"{count} {noun}" + "s" * (count != 1)
+
+
+def _write_failure(error: OSError, path: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"The disk is full: {path} could not be written; free some space and continue."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

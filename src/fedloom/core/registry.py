@@ -1,6 +1,7 @@
-"""Names to things. A registry is filled by importing every module of a package: a new file is all it takes.
+"""Registries: methods, data sets, partitions and models by name.
 
-Other packages add theirs through entry points; the group is the package's name, such as `fedloom.algorithms`.
+A registry is filled by importing every module of a package, so a new file is enough to add an entry. Other packages add
+theirs through entry points; the group is the package's name, such as `fedloom.algorithms`.
 """
 
 import importlib
@@ -17,47 +18,60 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
+    """Classes by name, loaded when first asked for.
+
+    Args:
+        kind: what an entry is, for messages, such as "model".
+        package: package whose modules define the entries; also the name of the entry-point group.
+    """
+
     def __init__(self, kind: str, package: str) -> None:
         self.kind, self._package = kind, package
         self._known: dict[str, T] = {}
-        self._has_own = self._has_others = False
+        self._package_loaded = self._plugins_loaded = False
 
-    def add(self, name: str, thing: T) -> None:
-        if not _origin(thing).startswith("fedloom."):
-            self._load_own()  # a name that is taken is refused at once
+    def add(self, name: str, entry: T) -> None:
+        """Register an entry. Raises ValueError if another class has the name already."""
+        if not _qualified_name(entry).startswith("fedloom."):
+            self._load_package()  # so that a name that is taken is refused at once
         known = self._known.get(name)
-        if known is not None and _origin(known) != _origin(thing):
-            raise ValueError(f"two {self.kind}s are called '{name}': {_origin(known)} and {_origin(thing)}")
-        self._known[name] = thing  # a class defined again (a notebook cell run twice) replaces itself
+        if known is not None and _qualified_name(known) != _qualified_name(entry):
+            raise ValueError(
+                f"two {self.kind}s are called '{name}': {_qualified_name(known)} and {_qualified_name(entry)}"
+            )
+        self._known[name] = entry  # a class defined again (a notebook cell run twice) replaces itself
 
-    def _load_own(self) -> None:
-        if not self._has_own:
-            self._has_own = True
+    def _load_package(self) -> None:
+        """Import every module of the package."""
+        if not self._package_loaded:
+            self._package_loaded = True
             package = importlib.import_module(self._package)
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{self._package}.{module.name}")
 
-    def _load(self) -> None:
-        self._load_own()
-        if not self._has_others:
-            self._has_others = True
+    def _load_all(self) -> None:
+        """Import the package and the entry points of other packages."""
+        self._load_package()
+        if not self._plugins_loaded:
+            self._plugins_loaded = True
             for point in entry_points(group=self._package):
                 try:
                     point.load()  # defining a class registers it
-                except (Exception, SystemExit) as error:  # somebody else's code must not take ours down
-                    why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                    log.warning("The %s '%s' of another package cannot be used (%s).", self.kind, point.name, why)
+                except (Exception, SystemExit) as error:  # another package's mistake must not stop FedLoom
+                    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                    log.warning("The %s '%s' of another package cannot be used (%s).", self.kind, point.name, reason)
 
     def __getitem__(self, name: str) -> T:
-        self._load()
+        self._load_all()
         if name not in self._known:
             raise unknown(self.kind, name, self._known)
         return self._known[name]
 
     def names(self) -> list[str]:
-        self._load()
+        """All names, sorted."""
+        self._load_all()
         return sorted(self._known)
 
 
-def _origin(thing: object) -> str:
-    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', repr(thing))}"
+def _qualified_name(entry: object) -> str:
+    return f"{getattr(entry, '__module__', '?')}.{getattr(entry, '__qualname__', repr(entry))}"

@@ -1,7 +1,7 @@
-"""Typed settings: dataclasses whose fields know their meaning and range, built from what a user wrote.
+"""Typed settings: dataclasses whose fields have a meaning and a range, built from names and values of a user.
 
-Every configurable thing (a run, a method, a data set, a partition, a model) is such a dataclass, so there is one
-way in which names, types and values are checked and one sentence for each mistake.
+A run, a method, a data set, a partition and a model are all such dataclasses, so names, types and values are checked in
+one place, and a mistake has the same message everywhere.
 """
 
 import dataclasses
@@ -19,26 +19,45 @@ T = TypeVar("T")
 def setting(
     default: Any, about: str, *, low: float | None = None, high: float | None = None, above: float | None = None
 ) -> Any:
-    """A field with a default, what it means, and its range (`above` is an open lower bound)."""
+    """A field of a settings dataclass.
+
+    Args:
+        default: its default value.
+        about: its meaning, as `fedloom list` prints it.
+        low: smallest value allowed.
+        high: largest value allowed.
+        above: values must be greater than this.
+    """
     return dataclasses.field(default=default, metadata={"about": about, "low": low, "high": high, "above": above})
 
 
 def fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a settings class by name."""
     return {f.name: f for f in dataclasses.fields(cls)}
 
 
 def build(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
-    """An instance of the settings class from names and values; `owner` says whose settings they are."""
+    """Build a settings class from names and values, converting and checking each.
+
+    `owner` names whose settings they are in messages, such as "model 'cnn4'".
+    """
     known = fields(cls)
     for name in values:
         if name not in known:
             raise UserError(f"{owner} has no setting '{name}'; {nearest(name, known)}")
     hints = typing.get_type_hints(cls)
-    made = cls(**{name: convert(name, value, hints[name], known[name].metadata) for name, value in values.items()})
-    return made
+    return cls(**{name: convert(name, value, hints[name], known[name].metadata) for name, value in values.items()})
 
 
 def convert(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
+    """Convert a value, perhaps text from a command line, to the type of its hint, and check its range.
+
+    Args:
+        name: name of the setting, for messages.
+        value: the value to convert.
+        hint: type hint of the field.
+        limits: metadata of the field, see `setting`.
+    """
     result = _typed(name, value, hint)
     for number in result if isinstance(result, tuple) else (result,):
         if isinstance(number, int | float) and not isinstance(number, bool):
@@ -59,6 +78,7 @@ def _in_range(name: str, number: float, limits: Mapping[str, Any]) -> None:
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
+    """The value converted to a type hint; a UserError if that is impossible."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -85,29 +105,29 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 
 def _scalar(name: str, value: Any, kind: type) -> Any:
-    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(kind, str(kind))
-    wrong = UserError(f"{name} must be {wanted}, not '{value}'.")
+    expected = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(kind, str(kind))
+    error = UserError(f"{name} must be {expected}, not '{value}'.")
     if kind is bool:
         if isinstance(value, bool):
             return value
         if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no", "on", "off", "1", "0"):
             return value.lower() in ("true", "yes", "on", "1")
-        raise wrong
+        raise error
     if isinstance(value, bool) or value is None:
-        raise wrong
+        raise error
     if kind in (int, float):
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
-            raise wrong from None
+            raise error from None
         if kind is float:
             return number
         if not math.isfinite(number) or number != int(number):
-            raise wrong
+            raise error
         try:
             return int(value)  # exact, where a float has 53 bits
         except ValueError:  # such as "1e3"
             return int(number)
     if kind is str and isinstance(value, str):
         return value
-    raise wrong
+    raise error

@@ -1,4 +1,4 @@
-"""Arithmetic on trees: nested dictionaries, tuples and slots whose leaves are tensors."""
+"""Arithmetic on trees (PyTorch's pytrees): nested dictionaries, tuples and slots whose leaves are tensors."""
 
 from typing import Any, TypeAlias
 
@@ -18,23 +18,27 @@ __all__ = [
 
 
 def nonzero(number: Number) -> bool:
-    """Is a setting anything but zero? A tensor, which differs between clients, may be."""
+    """False if a setting is zero. A tensor (a setting that differs between stacked runs) counts as not zero."""
     return isinstance(number, Tensor) or bool(number)
 
 
 def leaves(tree: Tree) -> list[Tensor]:
+    """The tensors of a tree, in its order."""
     return tree_leaves(tree)
 
 
 def add(a: Tree, b: Tree) -> Tree:
+    """a + b"""
     return tree_map(torch.add, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
+    """a - b"""
     return tree_map(torch.sub, a, b)
 
 
 def scale(a: Tree, c: Number) -> Tree:
+    """c * a"""
     return tree_map(lambda x: x * c, a)
 
 
@@ -46,6 +50,7 @@ def axpy(c: Number, x: Tree, y: Tree) -> Tree:
 
 
 def zeros_like(a: Tree) -> Tree:
+    """Zeros with the structure, shapes and dtypes of a tree."""
     return tree_map(torch.zeros_like, a)
 
 
@@ -77,4 +82,5 @@ def take(stacked: Tree, index: Any) -> Tree:
 
 
 def size_bytes(tree: Tree) -> int:
+    """Bytes of all tensors of a tree."""
     return sum(x.numel() * x.element_size() for x in leaves(tree))

@@ -1,1 +1,1 @@
-"""Where samples come from and whose they are."""
+"""Data sets, partitions, and the division of samples among clients."""

@@ -1,11 +1,11 @@
-"""A data set before it is divided among clients."""
+"""`Dataset`, the base class of data sets, their registry, and where their files are looked for."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,103 +18,116 @@ from fedloom.core.registry import Registry
 
 @dataclass(frozen=True, eq=False)
 class RawDataset:
-    x: np.ndarray
-    y: np.ndarray
+    """All samples of a data set, before they are divided among clients. Rows are indices of samples."""
+
+    x: np.ndarray  # samples along the first axis; pixels are uint8, token ids int64
+    y: np.ndarray  # classes: one per sample, or one at every position of a sequence (-1 for padding)
     classes: int
-    official_test: np.ndarray | None = None  # rows that the publishers of the data set side_stream_warmup for testing
-    official_val: np.ndarray | None = None  # and for validation
-    natural: tuple[np.ndarray, ...] | None = None  # whose the samples are by nature
-    server: np.ndarray | None = None  # rows that the data set itself gives to the server
-    ordered: bool = False  # a client's samples are split in the order in which they are listed
-    mean: tuple[float, ...] = (0.0,)
+    official_test: np.ndarray | None = None  # rows that the publisher sets aside for testing
+    official_val: np.ndarray | None = None  # rows that the publisher sets aside for validation
+    natural: tuple[np.ndarray, ...] | None = None  # rows of every natural client (a writer, a person, ...)
+    server: np.ndarray | None = None  # rows that belong to the server
+    ordered: bool = False  # a client's first samples are for training and its last for test; no shuffling
+    mean: tuple[float, ...] = (0.0,)  # of pixels, for all channels or each: x is used as (x / 255 - mean) / std
     std: tuple[float, ...] = (1.0,)
-    vocab: int | None = None  # number of token ids, where samples are sequences of them
-    unscored: tuple[int, ...] = ()  # classes that are learnt, but as targets not scored (end of sentence, unknown word)
-    scaling: Scaling | None = None
+    vocab: int | None = None  # number of token ids, if samples are sequences of them
+    unscored: tuple[int, ...] = ()  # classes that are learnt but not scored as targets (end of sentence, unknown word)
+    scaling: Scaling | None = None  # columns to standardise by the training samples
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()  # of the natural clients
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()  # what a user has to know, such as that the data set is not complete
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file that a data set is made from, and where it is published."""
+    """A file that `fedloom data download` fetches, and where it is published."""
 
-    file: str  # its path in the data set's folder
-    urls: tuple[str, ...]  # the publisher's, then mirrors
-    unpack: bool = False  # an archive whose members go into the folder
+    file: str  # path in the data set's folder
+    urls: tuple[str, ...]  # the publisher's first, then mirrors
+    unpack: bool = False  # it is an archive, to be unpacked into the folder
 
 
 @dataclass(frozen=True)
 class Dataset(ABC):
-    """A data set by name. Subclasses set the class variables and add fields for their options."""
+    """A data set. Subclasses set the class variables, have their options as fields, and load the samples."""
 
     name: ClassVar[str]
     about: ClassVar[str]
     size: ClassVar[str]
-    model: ClassVar[str]  # the model and the settings of local training that are used when none are given
-    partition: ClassVar[str] = "dirichlet_class"
+    model: ClassVar[str]  # default model
+    partition: ClassVar[str] = "dirichlet_class"  # default partition
     aliases: ClassVar[tuple[str, ...]] = ()  # other names that its folder may have
-    built_in: ClassVar[bool] = False  # made or installed with the package: there are no files
+    built_in: ClassVar[bool] = False  # there is nothing to download
     licence: ClassVar[str] = ""
-    sources: ClassVar[tuple[Source, ...]] = ()  # what a download fetches
-    debian: ClassVar[tuple[str, Path] | None] = None  # a package that has it, and where that puts it
-    usual: ClassVar[dict[str, Any]] = {}  # also of its partition: "partition.beta"
+    sources: ClassVar[tuple[Source, ...]] = ()  # files to download
+    debian: ClassVar[tuple[str, Path] | None] = None  # a Debian package that has the files, and their folder
+    usual: ClassVar[dict[str, Any]] = {}  # default settings of a run; those of the partition as "partition.beta"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         DATASETS.add(cls.name, cls)
 
     def defaults(self) -> tuple[str, str, dict[str, Any]]:
-        """Model, partition and settings that are used when none are given."""
+        """Model, partition and settings of a run with this data set, unless a user sets others."""
         return self.model, self.partition, self.usual
 
     @abstractmethod
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
-        """Read or make the samples. `clients` and `seed` matter where they are made, or where so many of many natural
-        clients are taken."""
+        """Read or generate all samples.
+
+        Args:
+            data_dir: folder with the files; by default they are looked for, see `locate`.
+            clients: number of clients, for data that are generated or have more natural clients than are wanted.
+            seed: random seed of data that are generated or drawn.
+        """
 
 
 DATASETS: Registry[type[Dataset]] = Registry("data set", "fedloom.data.sets")
 
 
 def folders(dataset: type[Dataset], data_dir: Path | None) -> list[Path]:
-    """Where a data set may lie, in the order in which it is looked for; a download goes to the first."""
+    """Folders in which a data set is looked for, in this order; a download goes to the first."""
     names = (dataset.name, *dataset.aliases)
     if data_dir is not None:
         return [*(data_dir / name for name in names), data_dir]
     roots = [Path(os.environ["FEDLOOM_DATA"])] if os.environ.get("FEDLOOM_DATA") else []
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedloom"
-    found = [*(root / name for root in roots for name in names), cache / dataset.name]
-    return found + ([dataset.debian[1]] if dataset.debian else [])
+    candidates = [*(root / name for root in roots for name in names), cache / dataset.name]
+    return candidates + ([dataset.debian[1]] if dataset.debian else [])
 
 
 def locate(dataset: type[Dataset], data_dir: Path | None, layouts: Mapping[str, tuple[str, ...]]) -> tuple[Path, str]:
-    """The folder of a data set, and the name of the layout whose files (relative paths, `*` as in a shell) are all
-    there. Layouts that come first are preferred, and named to somebody who has none."""
-    looked = folders(dataset, data_dir)
-    begun: list[tuple[int, Path, str]] = []
-    for folder in looked:
+    """Find the files of a data set: its folder, and the name of the layout that is complete there.
+
+    Args:
+        dataset: the data set.
+        data_dir: folder to look in; by default those of `folders`.
+        layouts: for each layout its files, as relative paths with `*` as in a shell. If a folder has several layouts,
+            the first counts. If there are none, the error names the files of the first.
+    """
+    searched = folders(dataset, data_dir)
+    incomplete: list[tuple[int, Path, str]] = []
+    for folder in searched:
         for layout, files in layouts.items():
-            absent = [file for file in files if not _there(folder, file)]
-            if not absent:
+            missing = [file for file in files if not _exists(folder, file)]
+            if not missing:
                 return folder, layout
-            if len(absent) < len(files):
-                begun.append((len(files) - len(absent), folder, absent[0]))
-    ways = [f"run 'fedloom data download {dataset.name}'"] if dataset.sources else []
-    if begun:
-        _, folder, file = max(begun, key=lambda found: found[0])
-        ways.append("put it there")
-        raise UserError(f"{folder} has no {file}, which data set '{dataset.name}' needs; {', or '.join(ways)}.")
-    ways += [f"install Debian's package '{dataset.debian[0]}'"] if dataset.debian else []
+            if len(missing) < len(files):
+                incomplete.append((len(files) - len(missing), folder, missing[0]))
+    remedies = [f"run 'fedloom data download {dataset.name}'"] if dataset.sources else []
+    if incomplete:
+        _, folder, file = max(incomplete, key=lambda entry: entry[0])
+        remedies.append("put it there")
+        raise UserError(f"{folder} has no {file}, which data set '{dataset.name}' needs; {', or '.join(remedies)}.")
+    remedies += [f"install Debian's package '{dataset.debian[0]}'"] if dataset.debian else []
     first, *rest = next(iter(layouts.values()))
     more = f" and {rest[0]}" if len(rest) == 1 else f" and the other {len(rest)} files of docs/data.md" if rest else ""
-    ways.append(f"put {first}{more} into {looked[0]}")
-    places = " or ".join(str(folder) for folder in looked)
-    raise UserError(f"Data set '{dataset.name}' was not found in {places}; {', or '.join(ways)}.")
+    remedies.append(f"put {first}{more} into {searched[0]}")
+    places = " or ".join(str(folder) for folder in searched)
+    raise UserError(f"Data set '{dataset.name}' was not found in {places}; {', or '.join(remedies)}.")
 
 
-def _there(folder: Path, file: str) -> bool:
+def _exists(folder: Path, file: str) -> bool:
     if "*" in file:
         return any(folder.glob(file))
-    return os.path.exists(folder / file)  # also where the folder must not be read
+    return os.path.exists(folder / file)  # also if the folder cannot be listed

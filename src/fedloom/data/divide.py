@@ -1,4 +1,4 @@
-"""From a raw data set to a federation: who owns which samples, what is for training, what belongs to the server."""
+"""Divides a raw data set among clients, and each client's samples into training, validation and test."""
 
 from __future__ import annotations
 
@@ -30,9 +30,17 @@ def divide(
 ) -> Federation:
     """Divide a raw data set among clients.
 
-    `source` says what is divided: `merged` all samples; `train` the official training set, the official test set going
-    to the server; `separate` both, each client getting the same classes of both and being tested on official test data.
-    `server_share` of what is divided goes to the server first; `subset` keeps so many of the clients.
+    Args:
+        raw: the data set.
+        partition: decides which client gets which samples.
+        clients: number of clients, unless the partition is natural.
+        split: shares of a client's samples for training, validation and test.
+        source: what is divided. "merged": all samples. "train": the official training set; the official test set goes
+            to the server. "separate": both, so that a client is tested on official test data of the classes it trains
+            on.
+        subset: keep only this many clients, drawn at random.
+        server_share: share of the samples that goes to the server before the rest is divided.
+        seed: random seed of partition and split.
     """
     if min(split) < 0 or split[0] <= 0 or split[2] <= 0 or abs(sum(split) - 1) > 1e-6:
         raise UserError(
@@ -48,17 +56,17 @@ def divide(
         server = np.union1d(server, raw.official_test) if source == "train" else server
     if server_share:
         rows = draw.permutation(rows)
-        take = round(server_share * len(rows))
-        server, rows = np.union1d(server, rows[:take]), np.sort(rows[take:])
+        count = round(server_share * len(rows))
+        server, rows = np.union1d(server, rows[:count]), np.sort(rows[count:])
     test_lists: Lists | None = None
     names: tuple[str, ...] = ()
     natural = isinstance(partition, Natural) and raw.natural is not None
     if natural:
         assert raw.natural is not None
-        lists, names = _among(raw.natural, rows, len(raw.y)), raw.client_names
+        lists, names = _restrict(raw.natural, rows, len(raw.y)), raw.client_names
         if source == "separate":
             assert raw.official_test is not None
-            test_lists = _among(raw.natural, raw.official_test, len(raw.y))
+            test_lists = _restrict(raw.natural, raw.official_test, len(raw.y))
     else:
         if raw.y.ndim > 1 and not isinstance(partition, Iid):
             raise UserError(
@@ -69,46 +77,48 @@ def divide(
             raise UserError(f"{clients} clients are more than the {len(rows)} samples; use fewer clients.")
         if source == "separate":
             assert raw.official_test is not None
-            mine, tests = partition.assign_both(raw.y[rows], raw.y[raw.official_test], raw.classes, clients, draw)
-            lists, test_lists = [rows[r] for r in mine], [raw.official_test[r] for r in tests]
+            train, test = partition.assign_both(raw.y[rows], raw.y[raw.official_test], raw.classes, clients, draw)
+            lists, test_lists = [rows[r] for r in train], [raw.official_test[r] for r in test]
         else:
             lists = [rows[r] for r in partition.assign(raw.y[rows], raw.classes, clients, draw)]
     if subset is not None:
         if subset > len(lists):
             raise UserError(f"subset={subset} is more than the {len(lists)} clients of the partition.")
-        kept = np.sort(rng("partition", seed, subset).choice(len(lists), subset, replace=False))
-        lists = [lists[i] for i in kept]
-        test_lists = None if test_lists is None else [test_lists[i] for i in kept]
-        names = tuple(names[i] for i in kept) if names else ()
+        chosen = np.sort(rng("partition", seed, subset).choice(len(lists), subset, replace=False))
+        lists = [lists[i] for i in chosen]
+        test_lists = None if test_lists is None else [test_lists[i] for i in chosen]
+        names = tuple(names[i] for i in chosen) if names else ()
     return _federation(raw, lists, test_lists, server, split, seed, ordered=raw.ordered and natural, names=names)
 
 
-def _among(lists: Sequence[np.ndarray], rows: np.ndarray, n: int) -> Lists:
-    """Those members of each list that are among the rows."""
-    wanted = np.zeros(n, dtype=bool)
-    wanted[rows] = True
-    return [mine[wanted[mine]] for mine in lists]
+def _restrict(lists: Sequence[np.ndarray], rows: np.ndarray, n: int) -> Lists:
+    """Every list without the rows that are not in `rows`; n is the number of all samples."""
+    allowed = np.zeros(n, dtype=bool)
+    allowed[rows] = True
+    return [members[allowed[members]] for members in lists]
 
 
-def hold_out(data: Federation, wanted: float, seed: int) -> Federation:
-    """Keep clients out of training: a share of them, or a number if it is 1 or more, drawn at random. They are moved
-    behind those who take part, who keep their order."""
+def hold_out(data: Federation, amount: float, seed: int) -> Federation:
+    """Keep clients, drawn at random, out of training: a share of them or, if `amount` is 1 or more, their number.
+
+    They are moved behind the participating clients, which keep their order.
+    """
     n = data.clients
     if data.held_out:
         raise UserError(f"This federation holds out {data.held_out} of its clients already; set holdout_clients=0.")
-    if wanted >= 1 and wanted != int(wanted):
-        raise UserError(f"holdout_clients must be a share below 1 or a whole number of clients, not {wanted:g}.")
-    count = int(wanted) if wanted >= 1 else max(1, int(wanted * n + 1e-9))
+    if amount >= 1 and amount != int(amount):
+        raise UserError(f"holdout_clients must be a share below 1 or a whole number of clients, not {amount:g}.")
+    count = int(amount) if amount >= 1 else max(1, int(amount * n + 1e-9))
     if n == 1:
         raise UserError("There is only one client, so none can be held out; set holdout_clients=0.")
     if count >= n:
-        raise UserError(f"holdout_clients={wanted:g} leaves nobody to train, as there are {n} clients; hold out fewer.")
+        raise UserError(f"holdout_clients={amount:g} leaves nobody to train, as there are {n} clients; hold out fewer.")
     out = np.sort(rng("partition", seed, stream("holdout")).choice(n, count, replace=False))
     order = np.concatenate([np.setdiff1d(np.arange(n), out), out])
-    splits = {name: [mine[i] for i in order] for name, mine in ((k, rows.lists()) for k, rows in data.splits.items())}
+    lists = {name: rows.lists() for name, rows in data.splits.items()}
+    splits = {name: Ragged.of([rows[i] for i in order]) for name, rows in lists.items()}
     names = tuple(data.client_names[i] for i in order) if data.client_names else ()
-    parts = {name: Ragged.of(rows) for name, rows in splits.items()}
-    return replace(data, splits=parts, client_names=names, held_out=count)
+    return replace(data, splits=splits, client_names=names, held_out=count)
 
 
 def _federation(
@@ -121,24 +131,28 @@ def _federation(
     ordered: bool,
     names: tuple[str, ...],
 ) -> Federation:
+    """The federation of clients with these rows, each split into training, validation and test (or with `tests`).
+
+    Clients that have nothing to train on or nothing to test on are left out.
+    """
     parts: dict[str, Lists] = {"train": [], "val": [], "test": []}
-    kept: list[int] = []
+    used: list[int] = []  # clients
     official_val = np.zeros(len(raw.y), dtype=bool)
     if raw.official_val is not None:
         official_val[raw.official_val] = True
     for i, rows in enumerate(lists):
-        held = official_val[rows]
-        if len(rows) < 2 if tests is None else held.all() or not len(tests[i]):
-            continue  # nothing to train on, or nothing to test on
-        kept.append(i)
+        is_val = official_val[rows]
+        if len(rows) < 2 if tests is None else is_val.all() or not len(tests[i]):
+            continue
+        used.append(i)
         if not ordered:
             rows = rng("partition", seed, stream("split"), i).permutation(rows)
         if tests is None:
             train, val, _ = split_sizes(len(rows), split)
             pieces = (rows[:train], rows[train : train + val], rows[train + val :])
         elif raw.official_val is not None:
-            held = official_val[rows]
-            pieces = (rows[~held], rows[held], tests[i])
+            is_val = official_val[rows]
+            pieces = (rows[~is_val], rows[is_val], tests[i])
         else:
             val = min(int(split[1] * len(rows) + 1e-9), len(rows) - 1)
             pieces = (rows[val:], rows[:val], tests[i])
@@ -146,7 +160,7 @@ def _federation(
             parts[name].append(piece)
     if not parts["train"]:
         raise UserError("The partition leaves no client with enough samples; use fewer clients.")
-    dropped = len(lists) - len(kept)
+    dropped = len(lists) - len(used)
     notes = raw.notes + (
         (f"{dropped} of {len(lists)} clients had too few samples and were left out",) if dropped else ()
     )
@@ -161,21 +175,21 @@ def _federation(
         vocab=raw.vocab,
         unscored=raw.unscored,
         class_names=raw.class_names,
-        client_names=tuple(names[i] for i in kept) if names else (),
+        client_names=tuple(names[i] for i in used) if names else (),
         scaling=raw.scaling,
         notes=notes,
     )
 
 
 def validated(data: Federation) -> Federation:
-    """The federation with its columns scaled, after checking that all values are finite and all labels valid."""
+    """The federation with its columns scaled. Raises a UserError if a value is not finite or a label not a class."""
     if data.scaling is not None:
         data = replace(data, x=torch.from_numpy(_scaled(data, data.scaling)), scaling=None)
     x, y = data.x, data.y
     if x.is_floating_point() and not torch.isfinite(x).all():
         at = int((~torch.isfinite(x.reshape(len(x), -1)).all(1)).nonzero()[0])
         raise UserError(f"Sample {at} of the data has a value that is not a finite number; correct it or leave it out.")
-    low = -1 if y.dim() > 1 else 0  # of sequences, padding is -1
+    low = -1 if y.dim() > 1 else 0  # sequences are padded with -1
     if len(y) and (int(y.min()) < low or int(y.max()) >= data.classes):
         at = int(((y < low) | (y >= data.classes)).reshape(len(y), -1).any(1).nonzero()[0])
         raise UserError(f"Sample {at} of the data has a label outside 0 to {data.classes - 1}; correct it.")
@@ -183,14 +197,14 @@ def validated(data: Federation) -> Federation:
 
 
 def _scaled(data: Federation, scaling: Scaling) -> np.ndarray:
-    """The samples with numeric columns filled and standardised by the training samples of the participants."""
+    """The samples, with missing values filled and columns standardised by the participants' training samples."""
     x = np.array(np.moveaxis(data.x.cpu().numpy(), scaling.axis, -1), dtype=np.float64)
     train = data.participants().splits["train"].flat.cpu().numpy()
     for column in np.flatnonzero(scaling.columns):
         values = x[..., column]
-        seen = values[train]
-        seen = seen[~np.isnan(seen)]
-        mean, std = (seen.mean(), seen.std()) if len(seen) else (0.0, 0.0)
+        known = values[train]
+        known = known[~np.isnan(known)]
+        mean, std = (known.mean(), known.std()) if len(known) else (0.0, 0.0)
         if scaling.fill:
             values[np.isnan(values)] = mean
         if scaling.standardise:
@@ -200,7 +214,8 @@ def _scaled(data: Federation, scaling: Scaling) -> np.ndarray:
 
 
 def split_sizes(n: int, split: Shares) -> tuple[int, int, int]:
-    """Samples for training, validation, test: shares rounded down, the rest to test, at least one to train and test."""
+    """Numbers of samples for training, validation and test out of n: shares are rounded down, the rest is for test, and
+    training and test have at least one each."""
     train, val = max(1, int(split[0] * n + 1e-9)), int(split[1] * n + 1e-9)
     if train + val >= n:
         train, val = (train, n - 1 - train) if val else (n - 1, 0)

@@ -1,7 +1,7 @@
-"""Data sets from where they are published: resumed after an interruption, checked, unpacked as a whole or not at all.
+"""Downloads data sets from their publishers.
 
-A file arrives as NAME.part, with what is needed to go on with it in NAME.part.json; once complete it is renamed, or
-unpacked and removed. What its sha256 was the first time stands in checksums.json and holds for every later download.
+A file is downloaded to NAME.part, while NAME.part.json holds what is needed to resume it. Once complete, it is renamed,
+or unpacked and removed. Its sha256 is recorded in checksums.json, and later downloads must have the same.
 """
 
 from __future__ import annotations
@@ -39,25 +39,31 @@ from fedloom.storage.files import Damaged, file_checksum, read_json, sync_folder
 
 log = logging.getLogger("fedloom")
 
-Watch = Callable[[str, int, int | None], None]  # a file, its bytes that are here, its bytes in all where they are known
-RECORD, LOCK, UNPACKING = "checksums.json", ".download.lock", ".unpacking-"
+OnProgress = Callable[[str, int, int | None], None]  # file, bytes downloaded, bytes in all (None: unknown)
+RECORD, LOCK, UNPACK_PREFIX = "checksums.json", ".download.lock", ".unpacking-"
 AGENT = f"fedloom/{__version__}"
 TIMEOUT = 30.0  # seconds without a byte
-TRIES, PAUSE = 3, 2.0  # at each address; seconds before the second try, doubled each time
+TRIES, PAUSE = 3, 2.0  # attempts at each URL; seconds before the second one, doubled each time
 BLOCK = 1 << 16
-FILE_COST = 4096  # bytes that even an empty file takes on a disk
+FILE_OVERHEAD = 4096  # bytes that even an empty file takes on disk
 
 
-class Failed(Exception):
-    """An address did not deliver what was wanted; another may."""
+class DownloadError(Exception):
+    """A URL did not deliver the file; the next URL is tried."""
 
 
-class Again(Failed):
-    """The same address may."""
+class TransientError(DownloadError):
+    """A failure that may be temporary; the same URL is tried again."""
 
 
-def download(dataset: str | type[Dataset], data_dir: Path | None = None, watch: Watch | None = None) -> Path:
-    """Fetch what a data set is made from, if it is not there yet; its folder."""
+def download(dataset: str | type[Dataset], data_dir: Path | None = None, on_progress: OnProgress | None = None) -> Path:
+    """Download the files of a data set that are not there yet, and return its folder.
+
+    Args:
+        dataset: name or class of the data set.
+        data_dir: folder for data sets; by default $FEDLOOM_DATA or a cache.
+        on_progress: called with a file's name, the bytes downloaded and the bytes in all (None if they are unknown).
+    """
     cls = DATASETS[dataset] if isinstance(dataset, str) else dataset
     folder = folders(cls, data_dir)[0]
     if cls.built_in:
@@ -68,15 +74,15 @@ def download(dataset: str | type[Dataset], data_dir: Path | None = None, watch: 
         )
     with oserror_as_user_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with _exclusive_lock(folder):
         for source in cls.sources:
-            _obtain(source, folder, watch or (lambda *_: None))
+            _fetch_source(source, folder, on_progress or (lambda *_: None))
     return folder
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time; what another left half unpacked is removed."""
+def _exclusive_lock(folder: Path) -> Iterator[None]:
+    """Lock the folder, waiting for another process if necessary, and remove what an interrupted one left unpacked."""
     lock = FileLock(folder / LOCK)
     with oserror_as_user_error(folder):
         try:
@@ -85,39 +91,39 @@ def _alone(folder: Path) -> Iterator[None]:
             log.warning("Another process is downloading to %s; waiting for it.", folder)
             lock.acquire()
     try:
-        for left in folder.glob(f"{UNPACKING}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.glob(f"{UNPACK_PREFIX}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         yield
     finally:
         lock.release()
 
 
-def _obtain(source: Source, folder: Path, watch: Watch) -> None:
-    """The file of a source, or what was in it, from before or from the first address that delivers."""
+def _fetch_source(source: Source, folder: Path, on_progress: OnProgress) -> None:
+    """Make sure that the file of a source, or its unpacked content, is in the folder: download it if it is not."""
     record = _read_record(folder)
-    known, target = record.get(source.file), folder / source.file
-    unpacked = known is not None and known["unpacked"] and all((folder / name).exists() for name in known["unpacked"])
+    entry, target = record.get(source.file), folder / source.file
+    unpacked = entry is not None and entry["unpacked"] and all((folder / name).exists() for name in entry["unpacked"])
     if target.is_file():
         try:
-            _keep(source, folder, target, record, unpacked)
-        except Failed as why:
-            raise UserError(f"{target} cannot be used ({why}); delete it, and it is fetched again.") from why
+            _store(source, folder, target, record, unpacked)
+        except DownloadError as error:
+            raise UserError(f"{target} cannot be used ({error}); delete it, and it is fetched again.") from error
         return
     if unpacked:
         return
     part = target.with_name(f"{target.name}.part")
     failures = []
-    for url in sorted(source.urls, key=lambda url: url != _state(part).get("url")):  # where it was interrupted
+    for url in sorted(source.urls, key=lambda url: url != _read_state(part).get("url")):  # resume first
         try:
-            _fetch(url, source.file, part, watch)
+            _fetch_with_retries(url, source.file, part, on_progress)
             try:
-                _keep(source, folder, part, record)
-            except Failed:
-                _drop(part)
+                _store(source, folder, part, record)
+            except DownloadError:
+                _remove_part(part)
                 raise
             return
-        except Failed as why:
-            failures.append(f"{url}: {why}")
+        except DownloadError as error:
+            failures.append(f"{url}: {error}")
     more = " and run this again" if source.unpack else ""
     raise UserError(
         f"{source.file} could not be downloaded ({'; '.join(failures)}); try again later, or put the file into "
@@ -125,61 +131,68 @@ def _obtain(source: Source, folder: Path, watch: Watch) -> None:
     )
 
 
-def _keep(source: Source, folder: Path, path: Path, record: dict[str, Any], unpacked: bool = False) -> None:
-    """A complete file is compared with what it was the first time, then put in its place or unpacked."""
-    known = record.get(source.file)
+def _store(source: Source, folder: Path, path: Path, record: dict[str, Any], unpacked: bool = False) -> None:
+    """Compare the checksum of a complete file with the recorded one, move or unpack the file, and record it.
+
+    With `unpacked`, it has been unpacked before, and is only checked.
+    """
+    recorded = record.get(source.file)
     try:
-        found = file_checksum(path)
-    except OSError as why:
-        raise Failed(_reason(why)) from why
-    if known and known["sha256"] != found:
-        raise Failed(
-            f"its sha256 is {found}, but the first time {source.file} had {known['sha256']}, and if the publisher "
-            f"changed it on purpose, remove its entry in {folder / RECORD}"
+        checksum = file_checksum(path)
+    except OSError as error:
+        raise DownloadError(_error_text(error)) from error
+    if recorded and recorded["sha256"] != checksum:
+        raise DownloadError(
+            f"its sha256 is {checksum}, but the first time {source.file} had {recorded['sha256']}, and if the "
+            f"publisher changed it on purpose, remove its entry in {folder / RECORD}"
         )
     if unpacked:
         return
-    target, url = folder / source.file, _state(path).get("url")
-    entry: dict[str, Any] = {"sha256": found, "bytes": path.stat().st_size, "url": url, "unpacked": []}
+    target, url = folder / source.file, _read_state(path).get("url")
+    entry: dict[str, Any] = {"sha256": checksum, "bytes": path.stat().st_size, "url": url, "unpacked": []}
     if source.unpack:
         entry["unpacked"] = _unpack(path, folder)
     elif path != target:
         with oserror_as_user_error(target):
             os.replace(path, target)
             sync_folder(target.parent)
-    if known is None or entry["unpacked"] != known["unpacked"]:
+    if recorded is None or entry["unpacked"] != recorded["unpacked"]:
         write_json(folder / RECORD, {**record, source.file: entry})
     if path != target:
-        _drop(path)
+        _remove_part(path)
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
+    """The content of checksums.json, by file; {} if there is none."""
     path = folder / RECORD
     if not path.exists():
         return {}
     try:
-        found = read_json(path)
-        sound = all(isinstance(one["sha256"], str) and isinstance(one["unpacked"], list) for one in found.values())
+        record = read_json(path)
+        valid = all(isinstance(e["sha256"], str) and isinstance(e["unpacked"], list) for e in record.values())
     except (Damaged, AttributeError, KeyError, TypeError):
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         raise UserError(f"{path} is damaged; delete it, and checksums are recorded anew.")
-    return dict(found)
+    return dict(record)
 
 
 # -- over the network -------------------------------------------------------------------------------------------------
 
 
 class _Redirects(request.HTTPRedirectHandler):
+    """Follows redirects to http and https, but not from https to http."""
+
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        now, then = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
-        if then not in ("http", "https") or (now, then) == ("https", "http"):
-            raise Failed(f"it redirects to {newurl}, which is not safe")
+        """As the base class; raises a DownloadError for a redirect that is not safe."""
+        old_scheme, new_scheme = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
+        if new_scheme not in ("http", "https") or (old_scheme, new_scheme) == ("https", "http"):
+            raise DownloadError(f"it redirects to {newurl}, which is not safe")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _opener() -> request.OpenerDirector:
-    """For http and https, and nothing else."""
+    """An opener for http and https URLs only; urllib's default one also opens local files."""
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler(), request.UnknownHandler(), request.HTTPHandler(), request.HTTPSHandler(),
@@ -189,81 +202,84 @@ def _opener() -> request.OpenerDirector:
     return opener
 
 
-def _fetch(url: str, file: str, part: Path, watch: Watch) -> None:
-    """All of a file at `part`."""
+def _fetch_with_retries(url: str, file: str, part: Path, on_progress: OnProgress) -> None:
+    """Download a file to `part`, resuming it, with several attempts."""
     with oserror_as_user_error(part):
         part.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(TRIES):
         try:
-            return _transfer(url, file, part, watch)
-        except Again as why:
+            return _fetch_once(url, file, part, on_progress)
+        except TransientError as error:
             if attempt + 1 == TRIES:
-                raise Failed(str(why)) from why
+                raise DownloadError(str(error)) from error
             time.sleep(PAUSE * 2**attempt)
 
 
-def _transfer(url: str, file: str, part: Path, watch: Watch) -> None:
-    """Go on where `part` ends if the server still has the same file, otherwise from the start."""
-    state = _state(part)
+def _fetch_once(url: str, file: str, part: Path, on_progress: OnProgress) -> None:
+    """Download a file to `part`: the rest of it if the server still has the same version, otherwise all of it."""
+    state = _read_state(part)
     have = part.stat().st_size if part.exists() and state.get("url") == url and state.get("validator") else 0
     if have and have == state.get("size"):
-        return  # complete: the checks afterwards were interrupted
+        return  # complete already; it was interrupted afterwards, while being checked
     headers = {"User-Agent": AGENT, "Accept-Encoding": "identity"}
     if have:
         headers |= {"Range": f"bytes={have}-", "If-Range": state["validator"]}
     try:
-        with _opener().open(request.Request(url, headers=headers), timeout=TIMEOUT) as answer:
-            have, size = _begin(answer, url, part, state, have)
+        with _opener().open(request.Request(url, headers=headers), timeout=TIMEOUT) as response:
+            have, size = _start_transfer(response, url, part, state, have)
             done = have
-            watch(file, done, size)
+            on_progress(file, done, size)
             with part.open("ab" if have else "wb") as out:
-                while block := answer.read(BLOCK):
+                while block := response.read(BLOCK):
                     with oserror_as_user_error(part):
                         out.write(block)
                         out.flush()
                     done += len(block)
-                    watch(file, done, size)
+                    on_progress(file, done, size)
                 os.fsync(out.fileno())
-    except urlerror.HTTPError as why:
-        if why.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            _drop(part)
-        again = why.code in (408, 416, 429) or why.code >= 500
-        raise (Again if again else Failed)(_answered(why)) from why
-    except (OSError, http.client.HTTPException) as why:
-        nowhere = isinstance(getattr(why, "reason", None), socket.gaierror)
-        raise (Failed if nowhere else Again)(_reason(why)) from why
+    except urlerror.HTTPError as error:
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            _remove_part(part)
+        transient = error.code in (408, 416, 429) or error.code >= 500
+        raise (TransientError if transient else DownloadError)(_http_error_text(error)) from error
+    except (OSError, http.client.HTTPException) as error:
+        unknown_host = isinstance(getattr(error, "reason", None), socket.gaierror)
+        raise (DownloadError if unknown_host else TransientError)(_error_text(error)) from error
     if size is not None and done != size:
         if done > size:
-            _drop(part)
-        raise Again(f"it sent {done} of {size} bytes")
+            _remove_part(part)
+        raise TransientError(f"it sent {done} of {size} bytes")
 
 
-def _begin(answer: Any, url: str, part: Path, state: dict[str, Any], have: int) -> tuple[int, int | None]:
-    """From which byte on the answer goes, and the size of the whole file."""
-    if answer.headers.get_content_type() == "text/html":
-        raise Failed("it answered with a web page, not with the file")
-    validator = _validator(answer.headers)
-    if answer.status == http.HTTPStatus.PARTIAL_CONTENT:
-        span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
-        right = span and (int(span[1]), int(span[2])) == (have, state.get("size"))
-        if not right or validator not in ("", state["validator"]):
-            _drop(part)  # glued together they would be no file that ever was
-            raise Again("it continued with another file")
+def _start_transfer(response: Any, url: str, part: Path, state: dict[str, Any], have: int) -> tuple[int, int | None]:
+    """Check a response: the byte it starts from, and the size of the whole file (None if it is unknown).
+
+    `have` is the number of bytes of `part`, which is removed if the response starts from 0.
+    """
+    if response.headers.get_content_type() == "text/html":
+        raise DownloadError("it answered with a web page, not with the file")
+    validator = _validator(response.headers)
+    if response.status == http.HTTPStatus.PARTIAL_CONTENT:
+        range_ = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+        continues = range_ and (int(range_[1]), int(range_[2])) == (have, state.get("size"))
+        if not continues or validator not in ("", state["validator"]):
+            _remove_part(part)  # it is a part of another version
+            raise TransientError("it continued with another file")
         return have, state["size"]
-    length = answer.headers.get("Content-Length", "")
-    if not length.isdecimal() and answer.headers.get("Transfer-Encoding", "").lower() != "chunked":
-        raise Failed("it does not say how long the file is")
+    length = response.headers.get("Content-Length", "")
+    if not length.isdecimal() and response.headers.get("Transfer-Encoding", "").lower() != "chunked":
+        raise DownloadError("it does not say how long the file is")
     size = int(length) if length.isdecimal() else None
     free = shutil.disk_usage(part.parent).free
     if size is not None and size > free:
         raise UserError(f"{url} has {size} bytes, but {part.parent} has room for {free}; free some space.")
-    _drop(part)
+    _remove_part(part)
     write_json(_state_file(part), {"url": url, "validator": validator, "size": size})
     return 0, size
 
 
 def _validator(headers: Any) -> str:
-    """What tells one version of a file from another, for `If-Range`; a weak tag does not."""
+    """The value for `If-Range` that identifies a version of a file: a strong ETag or the time of modification."""
     tag = headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "")
 
@@ -272,35 +288,37 @@ def _state_file(part: Path) -> Path:
     return part.with_name(f"{part.name}.json")
 
 
-def _state(part: Path) -> dict[str, Any]:
+def _read_state(part: Path) -> dict[str, Any]:
+    """URL, validator and size of the file that `part` is a part of; {} if they are unknown."""
     try:
-        found = json.loads(_state_file(part).read_text(encoding="utf-8"))
+        state = json.loads(_state_file(part).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return state if isinstance(state, dict) else {}
 
 
-def _drop(part: Path) -> None:
+def _remove_part(part: Path) -> None:
     part.unlink(missing_ok=True)
     _state_file(part).unlink(missing_ok=True)
 
 
-def _answered(error: urlerror.HTTPError) -> str:
+def _http_error_text(error: urlerror.HTTPError) -> str:
     if 300 <= error.code < 400:
         return f"it redirects to {error.url}, which is not possible"
     phrase = http.HTTPStatus(error.code).phrase if error.code in set(http.HTTPStatus) else "an unknown code"
     return f"it answered {error.code}, {phrase}"
 
 
-def _reason(error: Exception) -> str:
-    why = getattr(error, "reason", error)
-    if isinstance(why, socket.gaierror):
+def _error_text(error: Exception) -> str:
+    """The cause of an error, as a part of a sentence."""
+    cause = getattr(error, "reason", error)
+    if isinstance(cause, socket.gaierror):
         return "its name was not found, so there may be no network"
-    if isinstance(why, TimeoutError):
+    if isinstance(cause, TimeoutError):
         return f"no answer within {TIMEOUT:g} s"
-    if isinstance(why, http.client.IncompleteRead):
+    if isinstance(cause, http.client.IncompleteRead):
         return "it broke off"
-    text = getattr(why, "strerror", None) or str(why) or type(why).__name__
+    text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
     return text.splitlines()[0].rstrip(".").lower()
 
 
@@ -308,30 +326,33 @@ def _reason(error: Exception) -> str:
 
 
 def _unpack(archive: Path, folder: Path) -> list[str]:
-    """What is in an archive, moved into the folder once all of it is on disk; the names there."""
+    """Unpack an archive into the folder, and return the names of the files and folders that it adds there.
+
+    They are moved into the folder when all of them are on disk.
+    """
     with oserror_as_user_error(folder):
-        work = Path(tempfile.mkdtemp(prefix=UNPACKING, dir=folder))
+        work = Path(tempfile.mkdtemp(prefix=UNPACK_PREFIX, dir=folder))
     try:
-        inside, old = work / "new", work / "old"
-        inside.mkdir()
-        old.mkdir()
-        _extract(archive, inside)
-        for inner in sorted(inside.glob("*.zip")):  # UCI puts archives into an archive
-            _extract(inner, inside)
+        unpacked, replaced = work / "new", work / "old"
+        unpacked.mkdir()
+        replaced.mkdir()
+        _extract(archive, unpacked)
+        for inner in sorted(unpacked.glob("*.zip")):  # UCI puts archives into an archive
+            _extract(inner, unpacked)
             inner.unlink()
-        names = sorted(path.name for path in inside.iterdir())
+        names = sorted(path.name for path in unpacked.iterdir())
         if not names:
-            raise Failed("the archive is empty")
+            raise DownloadError("the archive is empty")
         for name in names:
-            if name in (RECORD, LOCK) or name.startswith(UNPACKING):
-                raise Failed(f"its member {name!r} has a name that is taken")
+            if name in (RECORD, LOCK) or name.startswith(UNPACK_PREFIX):
+                raise DownloadError(f"its member {name!r} has a name that is taken")
         if hasattr(os, "sync"):
             os.sync()
         with oserror_as_user_error(folder):
             for name in names:
                 if (folder / name).exists():
-                    os.replace(folder / name, old / name)
-                os.replace(inside / name, folder / name)
+                    os.replace(folder / name, replaced / name)
+                os.replace(unpacked / name, folder / name)
             sync_folder(folder)
         return names
     finally:
@@ -339,34 +360,36 @@ def _unpack(archive: Path, folder: Path) -> list[str]:
 
 
 def _extract(archive: Path, into: Path) -> None:
-    """Plain files and folders only, all below `into`, and no more than the disk can hold."""
-    free = room = shutil.disk_usage(into).free
+    """Extract an archive into a folder. Raises a DownloadError if it is damaged, has links or devices, would write
+    outside of the folder, or does not fit on the disk."""
+    free = remaining = shutil.disk_usage(into).free
     try:
         for name, kind, size, opened in _members(archive):
-            parts = PureWindowsPath(name)  # takes both kinds of slashes and drives apart
+            parts = PureWindowsPath(name)  # splits at both kinds of slashes, and knows drives
             if parts.anchor or ".." in parts.parts or "\0" in name:
-                raise Failed(f"its member {name!r} would be written outside of the folder")
+                raise DownloadError(f"its member {name!r} would be written outside of the folder")
             if kind == "other":
-                raise Failed(f"its member {name!r} is a link or a device, not a file")
-            room -= size + FILE_COST
-            if room < 0:
-                raise Failed(f"it unpacks to more than the {free} bytes that are free on the disk")
+                raise DownloadError(f"its member {name!r} is a link or a device, not a file")
+            remaining -= size + FILE_OVERHEAD
+            if remaining < 0:
+                raise DownloadError(f"it unpacks to more than the {free} bytes that are free on the disk")
             target = into.joinpath(*parts.parts)
             with oserror_as_user_error(target):
                 (target if kind == "folder" else target.parent).mkdir(parents=True, exist_ok=True)
             if kind == "file":
-                with opened() as member, _written(target) as file:
+                with opened() as member, _open_for_writing(target) as file:
                     while block := member.read(BLOCK):
                         with oserror_as_user_error(target):
                             file.write(block)
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError) as why:
-        raise Failed(f"it is no whole archive: {_reason(why)}") from why
-    except (RuntimeError, NotImplementedError, ValueError, OSError) as why:  # encrypted, of an unknown kind, damaged
-        raise Failed(f"it cannot be unpacked: {_reason(why)}") from why
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError) as error:
+        raise DownloadError(f"it is no whole archive: {_error_text(error)}") from error
+    except (RuntimeError, NotImplementedError, ValueError, OSError) as error:  # encrypted, unknown compression, damaged
+        raise DownloadError(f"it cannot be unpacked: {_error_text(error)}") from error
 
 
 @contextmanager
-def _written(target: Path) -> Iterator[IO[bytes]]:
+def _open_for_writing(target: Path) -> Iterator[IO[bytes]]:
+    """A file open for writing; errors of opening and closing it are UserErrors, others pass."""
     with oserror_as_user_error(target):
         file = target.open("wb")
     try:
@@ -377,18 +400,18 @@ def _written(target: Path) -> Iterator[IO[bytes]]:
 
 
 def _members(archive: Path) -> Iterator[tuple[str, str, int, Callable[[], Any]]]:
-    """Name, kind (file, folder, other), size, and how to open it."""
+    """The members of a zip or tar file: name, kind ("file", "folder" or "other"), size, a function that opens it."""
     if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as packed:
-            for one in packed.infolist():
-                mode = stat.S_IFMT(one.external_attr >> 16)
+        with zipfile.ZipFile(archive) as zip_file:
+            for info in zip_file.infolist():
+                mode = stat.S_IFMT(info.external_attr >> 16)
                 plain = mode in (0, stat.S_IFREG, stat.S_IFDIR)
-                kind = "other" if not plain else "folder" if one.is_dir() else "file"
-                yield one.filename, kind, one.file_size, partial(packed.open, one)
+                kind = "other" if not plain else "folder" if info.is_dir() else "file"
+                yield info.filename, kind, info.file_size, partial(zip_file.open, info)
     else:
-        with tarfile.open(archive) as rolled:
-            for each in rolled:
-                kind = "folder" if each.isdir() else "file" if each.isfile() else "other"
-                yield each.name, kind, each.size, partial(rolled.extractfile, each)
-            while rolled.fileobj is not None and rolled.fileobj.read(BLOCK):
-                pass  # the checksum of gzip comes last, behind what tar reads
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                kind = "folder" if member.isdir() else "file" if member.isfile() else "other"
+                yield member.name, kind, member.size, partial(tar.extractfile, member)
+            while tar.fileobj is not None and tar.fileobj.read(BLOCK):
+                pass  # read to the end, where gzip's checksum is

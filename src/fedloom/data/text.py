@@ -1,4 +1,4 @@
-"""From text to numbers: words, vocabularies, sequences of one length, windows of characters."""
+"""Texts as numbers: tokens, vocabularies, sequences of one length, windows of characters."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from fedloom.core.errors import UserError
 from fedloom.data.dataset import RawDataset
 from fedloom.data.divide import split_sizes
 
-# of torchtext's "basic_english", in its order: what is put in place of what
-ENGLISH = (
+# torchtext's "basic_english", in its order: text -> replacement
+REPLACEMENTS = (
     ("'", " ' "), ('"', ""), (".", " . "), ("<br />", " "), (",", " , "), ("(", " ( "), (")", " ) "), ("!", " ! "),
     ("?", " ? "), (";", " "), (":", " "),
 )  # fmt: skip
-NEXT_WORD = ("<pad>", "<bos>", "<eos>", "<oov>")
+SPECIALS = ("<pad>", "<bos>", "<eos>", "<oov>")
 PAD, BOS, EOS, OOV = range(4)
-UNKNOWN_TARGET = -1  # padding among the labels of a sequence
+NO_TARGET = -1  # label of padding
 
 
 def basic_english(text: str) -> list[str]:
-    """The words of a text: lower case, punctuation apart, double quotes, colons and semicolons left out."""
+    """Tokenise a text as torchtext's "basic_english": lower case, punctuation as tokens of its own, without double
+    quotes, colons and semicolons."""
     text = text.lower()
-    for old, new in ENGLISH:
+    for old, new in REPLACEMENTS:
         text = text.replace(old, new)
     return text.split()
 
 
 def sentences(text: str) -> list[str]:
-    """A text cut at line ends, and behind full stops, question and exclamation marks that white space follows."""
-    return [piece for piece in re.split(r"(?<=[.!?])\s+|\n+", text) if piece.strip()]
+    """Split a text at line ends, and after full stops, question and exclamation marks before white space."""
+    return [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", text) if sentence.strip()]
 
 
 def vocabulary(texts: Iterable[Iterable[str]], specials: Sequence[str], limit: int | None = None) -> dict[str, int]:
-    """Numbers of words: the specials, then by frequency (of equals, in alphabetical order), `limit` words at most."""
+    """Token ids by word: the specials, then at most `limit` words by frequency (ties in alphabetical order)."""
     count = Counter(chain.from_iterable(texts))
     for word in specials:
         count.pop(word, None)
@@ -50,44 +51,50 @@ def vocabulary(texts: Iterable[Iterable[str]], specials: Sequence[str], limit: i
 
 
 def padded(rows: Sequence[Sequence[int]], length: int, fill: int) -> np.ndarray:
-    """Rows cut or filled up to one length."""
+    """Sequences as an array [sequences, length]: longer ones are cut, shorter ones padded with `fill` at the end."""
     sizes = np.minimum([len(row) for row in rows], length).astype(np.int64)
-    made = np.full((len(rows), length), fill, dtype=np.int64)
+    result = np.full((len(rows), length), fill, dtype=np.int64)
     flat = np.fromiter(chain.from_iterable(row[:length] for row in rows), np.int64, int(sizes.sum()))
-    made[np.arange(length) < sizes[:, None]] = flat
-    return made
+    result[np.arange(length) < sizes[:, None]] = flat
+    return result
 
 
 def windows(codes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every run of `length` numbers and the one behind it, as views."""
+    """All windows of `length` consecutive codes, [windows, length], and the code after each; both are views."""
     if len(codes) <= length:
         return np.zeros((0, length), codes.dtype), np.zeros(0, codes.dtype)
-    runs = np.lib.stride_tricks.sliding_window_view(codes, length + 1)
-    return runs[:, :-1], runs[:, -1]
+    spans = np.lib.stride_tricks.sliding_window_view(codes, length + 1)
+    return spans[:, :-1], spans[:, -1]
 
 
 def next_words(users: Sequence[Sequence[Sequence[str]]], words: int, length: int) -> RawDataset:
-    """The next word at every position of the users' sentences, which are lists of words in time order.
+    """A data set for predicting the next word at every position of a sentence; a client is a user.
 
     The vocabulary has the most frequent words of the first 80 % of every user's sentences. The end of a sentence and
-    words outside the vocabulary are learnt, but not scored."""
-    early = (said[: split_sizes(len(said), (0.8, 0.1, 0.1))[0]] for said in users)
-    numbers = vocabulary(chain.from_iterable(early), NEXT_WORD, words)
-    rows = [[BOS, *(numbers.get(word, OOV) for word in one), EOS] for said in users for one in said]
-    ends = np.cumsum([0, *(len(said) for said in users)])
+    words outside the vocabulary are learnt, but not scored.
+
+    Args:
+        users: sentences (lists of words) of every user, in time order.
+        words: size of the vocabulary, without special tokens.
+        length: tokens of a sentence; longer ones are cut.
+    """
+    training = (user[: split_sizes(len(user), (0.8, 0.1, 0.1))[0]] for user in users)
+    ids = vocabulary(chain.from_iterable(training), SPECIALS, words)
+    rows = [[BOS, *(ids.get(word, OOV) for word in sentence), EOS] for user in users for sentence in user]
+    ends = np.cumsum([0, *(len(user) for user in users)])
     return RawDataset(
         padded([row[:-1] for row in rows], length, PAD),
-        padded([row[1:] for row in rows], length, UNKNOWN_TARGET),
-        classes=len(numbers),
+        padded([row[1:] for row in rows], length, NO_TARGET),
+        classes=len(ids),
         natural=tuple(np.arange(a, b) for a, b in pairwise(ends)),
         ordered=True,
-        vocab=len(numbers),
+        vocab=len(ids),
         unscored=(EOS, OOV),
     )
 
 
 def read_text(path: Path) -> str:
-    """A file in UTF-8, also one packed with xz."""
+    """Read a text file in UTF-8, which may be compressed (.xz)."""
     try:
         raw = path.read_bytes()
         raw = lzma.decompress(raw) if path.suffix == ".xz" else raw
@@ -97,13 +104,14 @@ def read_text(path: Path) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        row = raw.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, row {row}: byte {raw[error.start]:#04x} is not UTF-8; fetch it again.") from None
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, row {line}: byte {raw[error.start]:#04x} is not UTF-8; fetch it again.") from None
 
 
 def read_json(path: Path) -> Any:
+    """Read a JSON file in UTF-8, which may be compressed (.xz)."""
     try:
         return json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
-        row = getattr(error, "lineno", 1)
-        raise UserError(f"{path}, row {row}: this is not JSON; fetch it again.") from None
+        line = getattr(error, "lineno", 1)
+        raise UserError(f"{path}, row {line}: this is not JSON; fetch it again.") from None

@@ -8,7 +8,7 @@ machines would keep them at its sites.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -39,7 +39,7 @@ class ClientRequest:
     global_splits: tuple[str, ...] = ()
     next_ids: np.ndarray | None = None  # clients that will probably train next, so that their batches can be prepared
     join_round: int | None = None  # of clients that join after training: how many rounds they have trained
-    stats: Tree = None  # running statistics that a joining client starts with
+    stats: Tree = field(default_factory=dict)  # running statistics that a joining client starts with
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -52,11 +52,11 @@ class ClientReplies:
     """What clients answer, one row per client in the order of the request. Values may still be on the device."""
 
     scores: dict[str, Scores]  # view (pre, post, global) -> split -> scores
-    up: Tree = None
+    up: Tree = field(default_factory=dict)
     info: Info | None = None  # without class counts, which clients do not send
     finite: Tensor | None = None  # True for uploads that consist of finite numbers
-    report: Tree = None
-    stats: Tree = None  # running statistics, for which a simulation may ask; a real site sends none
+    report: Tree = field(default_factory=dict)
+    stats: Tree = field(default_factory=dict)  # running statistics; a real site sends none
 
 
 class InitialState(NamedTuple):

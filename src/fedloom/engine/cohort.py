@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,8 +14,7 @@ from fedloom.core.keys import fold, root
 from fedloom.core.task import Task
 from fedloom.core.tree import Params, Tree, take, tree_map
 from fedloom.device.transfer import to_device
-from fedloom.engine.graph.function_cache import FunctionCache
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.plan import Plan
 
 Scores = dict[str, torch.Tensor]  # split -> (clients, 3): correct predictions, summed loss, samples
 
@@ -88,8 +87,8 @@ class Executor(Protocol):
     plan: Plan
 
     @property
-    def call(self) -> FunctionCache:
-        """Calls functions of tensors, from a traced graph where that pays."""
+    def call(self) -> Callable[..., Any]:
+        """call(name, f, *args) is f(*args), replayed from a traced graph where that pays."""
 
     def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome: ...
     def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores: ...

@@ -19,8 +19,8 @@ from fedloom.core.tree import Tree, take, tree_map
 from fedloom.engine.clients import ClientReplies, ClientRequest
 from fedloom.engine.cohort import Cohort, Executor
 from fedloom.engine.driver import NOT_EVALUATED, Round, Steps, T
+from fedloom.engine.plan import Plan
 from fedloom.engine.planning.choose import choose_executor, make_executor
-from fedloom.engine.planning.plan import Plan
 from fedloom.engine.simulation import Simulation
 from fedloom.engine.stacked_settings import differing_settings, stacked_algorithm, values_tree
 

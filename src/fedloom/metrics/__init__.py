@@ -1,1 +1,1 @@
-"""What the scores of many clients say together."""
+"""Metrics over clients, and leaderboards of several runs."""

@@ -1,4 +1,4 @@
-"""Several methods on one task, over seeds: how good they are for whom, and for whom worse than training alone."""
+"""The rows of a leaderboard: several methods on one task, averaged over seeds and compared with local training."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ METRICS = (
 UNSEEN = ("new_acc_mean", "new_acc_low5", "new_gap", "joined_acc_mean", "joined_acc_low5", "joined_gap")
 
 
-class Chosen(NamedTuple):
-    """One model view of a run in one round."""
+class RoundScores(NamedTuple):
+    """Scores of one model view (pre, post or global) in one round of a run."""
 
     round: int
     metrics: dict[str, float]
     clients: np.ndarray  # ids, ascending
     acc: np.ndarray  # their accuracies
-    unseen: dict[str, float] = {}  # of UNSEEN, where clients were held out
+    unseen: dict[str, float] = {}  # the metrics UNSEEN, if clients were held out
 
 
 @dataclass(frozen=True)
-class Scored:
-    """What a leaderboard needs of a run."""
+class RunScores:
+    """The numbers of one run that a leaderboard is computed from."""
 
     label: str
     seed: int
-    views: dict[str, dict[str, Chosen]]  # view (pre, post, global) -> selection (validation, last)
+    views: dict[str, dict[str, RoundScores]]  # view (pre, post, global) -> selection (validation, last)
     trends: dict[str, float]  # by view
     bytes_down: float  # per round
     bytes_up: float
@@ -40,46 +40,49 @@ class Scored:
     eval_seconds: float
 
 
-def leaderboard(runs: Sequence[Scored]) -> list[dict[str, Any]]:
-    """A row per method, view and selection, the best mean first; `_std` is the spread over seeds (ddof 1).
+def leaderboard(runs: Sequence[RunScores]) -> list[dict[str, Any]]:
+    """One row per method, model view and selection, sorted by mean accuracy, the best first.
 
-    `gain` is the mean over clients of their accuracy less what the same client has with Local, `harmed` the share of
-    clients for whom it is less; both in percent, per seed, then averaged. `trend`, of runs that are long enough, tells
-    whether accuracy was still rising at the end. `new_` and `joined_` are of clients that were held out, in the round
-    of the row, and their gap to those who take part.
+    Columns are means over seeds; those that end in `_std` are standard deviations over seeds (ddof 1). `gain` is a
+    client's accuracy minus its accuracy with local training, averaged over clients, and `harmed` the share of clients
+    with a negative gain; both are in percent and computed per seed. They are there if the baseline was run with the
+    same seeds. `trend`, for runs that are long enough, is how much accuracy still rose at the end. `new_*` and
+    `joined_*` are scores of clients that were held out, and their gaps to the participating ones.
     """
-    alone = {run.seed: run.views["pre"] for run in runs if run.label == BASELINE}
+    local = {run.seed: run.views["pre"] for run in runs if run.label == BASELINE}
     rows = []
     for label in dict.fromkeys(run.label for run in runs):
-        mine = [run for run in runs if run.label == label]
-        for view in mine[0].views:
-            for selection in mine[0].views[view]:
-                rows.append(_row(label, view, selection, mine, alone))
+        same_method = [run for run in runs if run.label == label]
+        for view in same_method[0].views:
+            for selection in same_method[0].views[view]:
+                rows.append(_row(label, view, selection, same_method, local))
     return sorted(rows, key=lambda row: -row["acc_mean"])
 
 
 def _row(
-    label: str, view: str, selection: str, runs: list[Scored], alone: dict[int, dict[str, Chosen]]
+    label: str, view: str, selection: str, runs: list[RunScores], local: dict[int, dict[str, RoundScores]]
 ) -> dict[str, Any]:
-    chosen = [run.views[view][selection] for run in runs]
+    """The row of one method; `local` has the scores of local training by seed."""
+    scores = [run.views[view][selection] for run in runs]
     row: dict[str, Any] = {"method": label, "model": view, "selection": selection, "seeds": len(runs)}
     for metric in METRICS:
-        row |= over_seeds(metric, [one.metrics[metric] for one in chosen])
-    pairs = [(one, alone[run.seed][selection]) for run, one in zip(runs, chosen, strict=True) if run.seed in alone]
-    change = [one.acc - base.acc for one, base in pairs if np.array_equal(one.clients, base.clients)]
-    if change:
-        row |= over_seeds("gain", [float(np.nanmean(c)) for c in change])
-        row |= over_seeds("harmed", [100 * float(np.mean(c[~np.isnan(c)] < 0)) for c in change])
-    for metric in chosen[0].unseen:
-        row |= over_seeds(metric, [one.unseen[metric] for one in chosen])
+        row |= over_seeds(metric, [score.metrics[metric] for score in scores])
+    pairs = [(score, local[run.seed][selection]) for run, score in zip(runs, scores, strict=True) if run.seed in local]
+    gains = [score.acc - base.acc for score, base in pairs if np.array_equal(score.clients, base.clients)]
+    if gains:
+        row |= over_seeds("gain", [float(np.nanmean(gain)) for gain in gains])
+        row |= over_seeds("harmed", [100 * float(np.mean(gain[~np.isnan(gain)] < 0)) for gain in gains])
+    for metric in scores[0].unseen:
+        row |= over_seeds(metric, [score.unseen[metric] for score in scores])
     if trends := [run.trends[view] for run in runs if not math.isnan(run.trends[view])]:
         row |= over_seeds("trend", trends)
-    row |= over_seeds("round", [float(one.round) for one in chosen])
+    row |= over_seeds("round", [float(score.round) for score in scores])
     for cost in ("bytes_down", "bytes_up", "train_seconds", "eval_seconds"):
         row[cost] = float(np.mean([getattr(run, cost) for run in runs]))
     return row
 
 
 def over_seeds(name: str, values: list[float]) -> dict[str, float | None]:
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return {name: float(np.mean(values)), f"{name}_std": None if spread is None or math.isnan(spread) else spread}
+    """Mean and standard deviation (ddof 1) of one value per seed, as the columns `name` and `name_std`."""
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return {name: float(np.mean(values)), f"{name}_std": None if std is None or math.isnan(std) else std}

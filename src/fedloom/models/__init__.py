@@ -1,1 +1,1 @@
-"""Architectures, by the names that the papers' experiments use."""
+"""Model architectures by name, with the names that papers use in their experiments."""

@@ -1,4 +1,4 @@
-"""Convolutions, pooling, dense layers."""
+"""Convolutional networks: convolutions, max-pooling, dense layers."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,14 @@ from fedloom.models.zoo import Model, Shape, body_and_head
 
 @dataclass(frozen=True)
 class Cnn8(Model):
+    """A small network for images from 4x4 pixels on."""
+
     name = "cnn8"
     about = "two 3x3 convolutions and a hidden layer of 64"
     takes = "images of at least 4x4 pixels"
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
+        """The network for images of this shape; its head is the last layer."""
         channels, height, width = self.image(shape, vocab, 4)
         return body_and_head(
             nn.Linear(64, classes),
@@ -32,34 +35,40 @@ class Cnn8(Model):
 
 @dataclass(frozen=True)
 class Cnn4(Model):
+    """GPFL's network for images."""
+
     name = "cnn4"
     about = "two 5x5 convolutions (32 and 64 channels) and a hidden layer of 512"
     takes = "images of at least 16x16 pixels"
     source = "GPFL"
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
+        """The network for images of this shape; its head is the last layer."""
         channels, *sides = self.image(shape, vocab, 16)
         return body_and_head(
             nn.Linear(512, classes),
             *_two_convolutions(channels, 32, 64),
-            nn.Linear(64 * _left(sides[0]) * _left(sides[1]), 512),
+            nn.Linear(64 * _pooled_side(sides[0]) * _pooled_side(sides[1]), 512),
             nn.ReLU(),
         )
 
 
 @dataclass(frozen=True)
 class CnnKt(Model):
+    """pFedKT's network for images."""
+
     name = "cnn_kt"
     about = "two 5x5 convolutions (16 and 32 channels) and hidden layers of 1920 and 80"
     takes = "images of at least 16x16 pixels"
     source = "pFedKT"
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
+        """The network for images of this shape; its head is the last layer."""
         channels, *sides = self.image(shape, vocab, 16)
         return body_and_head(
             nn.Linear(80, classes),
             *_two_convolutions(channels, 16, 32),
-            nn.Linear(32 * _left(sides[0]) * _left(sides[1]), 1920),
+            nn.Linear(32 * _pooled_side(sides[0]) * _pooled_side(sides[1]), 1920),
             nn.ReLU(),
             nn.Linear(1920, 80),
             nn.ReLU(),
@@ -67,6 +76,7 @@ class CnnKt(Model):
 
 
 def _two_convolutions(channels: int, first: int, second: int) -> list[nn.Module]:
+    """Two 5x5 convolutions with `first` and `second` output channels, each with ReLU and 2x2 max-pooling."""
     return [
         nn.Conv2d(channels, first, 5),
         nn.ReLU(),
@@ -78,8 +88,8 @@ def _two_convolutions(channels: int, first: int, second: int) -> list[nn.Module]
     ]
 
 
-def _left(side: int, kernel: int = 5) -> int:
-    """Of so many pixels, what two convolutions and poolings leave."""
+def _pooled_side(side: int, kernel: int = 5) -> int:
+    """Pixels that are left of `side` after two convolutions without padding, each followed by pooling by 2."""
     for _ in range(2):
         side = (side - kernel + 1) // 2
     return side
@@ -87,12 +97,15 @@ def _left(side: int, kernel: int = 5) -> int:
 
 @dataclass(frozen=True)
 class HarCnn(Model):
+    """GPFL's network for signals of motion sensors (UCI HAR)."""
+
     name = "harcnn"
     about = "two convolutions over 9 time steps (32 and 64 channels); the head has hidden layers of 1024 and 512"
     takes = "signals, (channels, time) or (channels, 1, time), of at least 28 time steps"
     source = "GPFL"
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
+        """The network for signals of this shape; its head has three dense layers."""
         self.numbers(shape, vocab)
         if len(shape) not in (2, 3) or (len(shape) == 3 and shape[1] != 1) or shape[-1] < 28:
             raise UserError(f"Model 'harcnn' takes {self.takes}, not samples of shape {shape}.")
@@ -106,7 +119,7 @@ class HarCnn(Model):
             nn.Flatten(),
         ]
         head = nn.Sequential(
-            nn.Linear(64 * _left(shape[-1], kernel=9), 1024),
+            nn.Linear(64 * _pooled_side(shape[-1], kernel=9), 1024),
             nn.ReLU(),
             nn.Linear(1024, 512),
             nn.ReLU(),

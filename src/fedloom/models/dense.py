@@ -1,4 +1,4 @@
-"""Models of nothing but dense layers."""
+"""Models that have dense layers only."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,15 @@ from fedloom.models.zoo import Model, Shape, body_and_head
 
 @dataclass(frozen=True)
 class LogReg(Model):
+    """Logistic regression: one dense layer, which is the head."""
+
     name = "logreg"
     about = "logistic regression, initially zero"
     takes = "numbers"
     source = "PAGE"
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
+        """Logistic regression on the flattened sample."""
         head = nn.Linear(self.numbers(shape, vocab), classes)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
@@ -24,6 +27,8 @@ class LogReg(Model):
 
 @dataclass(frozen=True)
 class Mlp(Model):
+    """A multilayer perceptron with one hidden layer."""
+
     name = "mlp"
     about = "one hidden layer with ReLU"
     takes = "numbers"
@@ -31,12 +36,15 @@ class Mlp(Model):
     width: int = setting(64, "units of the hidden layer", low=1)
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
+        """The perceptron on the flattened sample."""
         inputs = self.numbers(shape, vocab)
         return body_and_head(nn.Linear(self.width, classes), nn.Flatten(), nn.Linear(inputs, self.width), nn.ReLU())
 
 
 @dataclass(frozen=True)
 class Mlp3(Model):
+    """GPFL's multilayer perceptron, with three hidden layers by default."""
+
     name = "mlp3"
     about = "hidden layers of 1000, 500 and 100 units with ReLU"
     takes = "numbers"
@@ -46,6 +54,7 @@ class Mlp3(Model):
     dropout: float = setting(0.0, "share of each hidden layer that is dropped in training", low=0, high=1)
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
+        """The perceptron on the flattened sample."""
         inputs = self.numbers(shape, vocab)
         body: list[nn.Module] = [nn.Flatten()]
         for width in self.widths:

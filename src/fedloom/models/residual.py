@@ -1,5 +1,5 @@
-"""Residual networks. Those that the experiments take from torchvision are initialised as there, the others as torch
-does by default."""
+"""Residual networks. Those that papers take from torchvision are initialised as in torchvision, the others with
+PyTorch's defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _group_norm: Norm = partial(nn.GroupNorm, GROUPS)
 
 
 class _Block(nn.Module):
-    """Convolutions beside a shortcut, which is the identity where the shape stays."""
+    """A residual block: convolutions plus a shortcut, then ReLU. Without layers, the shortcut is the identity."""
 
     def __init__(self, main: Layers, shortcut: Layers) -> None:
         super().__init__()
@@ -32,6 +32,7 @@ class _Block(nn.Module):
 
 
 def _basic(inputs: int, width: int, stride: int, norm: Norm) -> _Block:
+    """ResNet-18's block: two 3x3 convolutions."""
     main = [
         _conv(inputs, width, 3, stride), norm(width), nn.ReLU(),
         _conv(width, width, 3), norm(width),
@@ -40,6 +41,7 @@ def _basic(inputs: int, width: int, stride: int, norm: Norm) -> _Block:
 
 
 def _bottleneck(inputs: int, width: int, stride: int, norm: Norm) -> _Block:
+    """ResNet-50's block: 1x1, 3x3 and 1x1 convolutions, the last with 4 * width channels."""
     main = [
         _conv(inputs, width, 1), norm(width), nn.ReLU(),
         _conv(width, width, 3, stride), norm(width), nn.ReLU(),
@@ -59,7 +61,10 @@ def _shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> Layers:
 def _resnet(
     stem: Layers, depths: tuple[int, ...], width: int, norm: Norm, classes: int, deep: bool = False
 ) -> nn.Module:
-    """A stem that gives `width` channels, then stages of so many blocks, each twice as wide as the one before."""
+    """A stem with `width` output channels, then stages of depths[i] blocks, each twice as wide as the stage before.
+
+    `deep` uses bottleneck blocks.
+    """
     block, factor = (_bottleneck, 4) if deep else (_basic, 1)
     parts: dict[str, nn.Module] = {"stem": nn.Sequential(*stem)}
     channels = width
@@ -69,23 +74,25 @@ def _resnet(
             blocks.append(block(channels, width << stage, 2 if first and stage else 1, norm))
             channels = factor * (width << stage)
         parts[f"stage{stage + 1}"] = nn.Sequential(*blocks)
-    return _topped(parts, channels, classes)
+    return _with_pooling_and_head(parts, channels, classes)
 
 
-def _topped(parts: dict[str, nn.Module], channels: int, classes: int) -> nn.Module:
-    """Mean over all pixels, and the head."""
-    top = {"pool": nn.AdaptiveAvgPool2d(1), "flat": nn.Flatten(), "head": nn.Linear(channels, classes)}
-    return nn.Sequential(OrderedDict({**parts, **top}))
+def _with_pooling_and_head(parts: dict[str, nn.Module], channels: int, classes: int) -> nn.Module:
+    """The layers, followed by average pooling over all pixels and the head."""
+    layers = {"pool": nn.AdaptiveAvgPool2d(1), "flat": nn.Flatten(), "head": nn.Linear(channels, classes)}
+    return nn.Sequential(OrderedDict({**parts, **layers}))
 
 
-def _as_torchvision(model: nn.Module) -> nn.Module:
+def _init_as_torchvision(model: nn.Module) -> nn.Module:
+    """The model with its convolutions initialised as by He et al. (Kaiming), as in torchvision."""
     for m in model.modules():
         if isinstance(m, nn.Conv2d):
             nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
     return model
 
 
-def _grouped(width: int) -> int:
+def _even_width(width: int) -> int:
+    """The width, if GroupNorm can divide it into its groups."""
     if width % GROUPS:
         raise UserError(f"width must be an even number for normalisation in two groups, not {width}.")
     return width
@@ -96,6 +103,8 @@ WIDTH = "channels of the first stage; each of the others has twice as many as th
 
 @dataclass(frozen=True)
 class ResNet18Bn(Model):
+    """torchvision's ResNet-18, for any number of input channels."""
+
     name = "resnet18_bn"
     about = "ResNet-18 as in torchvision: 7x7 convolution of stride 2 and max-pooling first, BatchNorm"
     takes = "images"
@@ -104,12 +113,15 @@ class ResNet18Bn(Model):
     width: int = setting(64, WIDTH, low=1)
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
+        """The network for images of this shape."""
         channels, _, _ = self.image(shape, vocab, 1)
-        return _as_torchvision(_torchvision18(channels, self.width, nn.BatchNorm2d, classes))
+        return _init_as_torchvision(_resnet18(channels, self.width, nn.BatchNorm2d, classes))
 
 
 @dataclass(frozen=True)
 class ResNet18Gn(Model):
+    """torchvision's ResNet-18 with GroupNorm, which needs no running statistics."""
+
     name = "resnet18_gn"
     about = "resnet18_bn with GroupNorm of two groups in place of BatchNorm"
     takes = "images"
@@ -118,17 +130,20 @@ class ResNet18Gn(Model):
     width: int = setting(64, WIDTH, low=2)
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
+        """The network for images of this shape."""
         channels, _, _ = self.image(shape, vocab, 1)
-        return _as_torchvision(_torchvision18(channels, _grouped(self.width), _group_norm, classes))
+        return _init_as_torchvision(_resnet18(channels, _even_width(self.width), _group_norm, classes))
 
 
-def _torchvision18(channels: int, width: int, norm: Norm, classes: int) -> nn.Module:
+def _resnet18(channels: int, width: int, norm: Norm, classes: int) -> nn.Module:
     stem = [_conv(channels, width, 7, 2), norm(width), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
     return _resnet(stem, (2, 2, 2, 2), width, norm, classes)
 
 
 @dataclass(frozen=True)
 class ResNet18GnC(Model):
+    """PLGU's ResNet-18 for small images such as CIFAR's."""
+
     name = "resnet18_gn_c"
     about = "ResNet-18 for small images: 3x3 convolution first and no max-pooling, GroupNorm of two groups"
     takes = "images"
@@ -137,14 +152,17 @@ class ResNet18GnC(Model):
     width: int = setting(64, WIDTH, low=2)
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
+        """The network for images of this shape."""
         channels, _, _ = self.image(shape, vocab, 1)
-        width = _grouped(self.width)
+        width = _even_width(self.width)
         stem = [_conv(channels, width, 3), _group_norm(width), nn.ReLU()]
         return _resnet(stem, (2, 2, 2, 2), width, _group_norm, classes)
 
 
 @dataclass(frozen=True)
 class ResNet50GnT(Model):
+    """PLGU's ResNet-50 for Tiny-ImageNet."""
+
     name = "resnet50_gn_t"
     about = "ResNet-50: 3x3 convolution and max-pooling first, GroupNorm of two groups"
     takes = "images"
@@ -153,14 +171,16 @@ class ResNet50GnT(Model):
     width: int = setting(64, WIDTH, low=2)
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
+        """The network for images of this shape."""
         channels, _, _ = self.image(shape, vocab, 1)
-        width = _grouped(self.width)
+        width = _even_width(self.width)
         stem = [_conv(channels, width, 3), _group_norm(width), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
         return _resnet(stem, (3, 4, 6, 3), width, _group_norm, classes, deep=True)
 
 
 class _WideBlock(nn.Module):
-    """Normalisation and ReLU come before each convolution; a shortcut that changes the shape starts after the first."""
+    """A pre-activation block: GroupNorm and ReLU come before each convolution. Where the shape changes, the shortcut is
+    a 1x1 convolution of the normalised input."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -173,12 +193,14 @@ class _WideBlock(nn.Module):
         self.shortcut = None if stride == 1 and inputs == outputs else _conv(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        ready = self.enter(x)
-        return self.main(ready) + (x if self.shortcut is None else self.shortcut(ready))
+        normalised = self.enter(x)
+        return self.main(normalised) + (x if self.shortcut is None else self.shortcut(normalised))
 
 
 @dataclass(frozen=True)
 class WideResNet(Model):
+    """PLGU's WideResNet, by default with 28 layers and a widening factor of 10."""
+
     name = "wrn28_10_gn"
     about = "WideResNet-28-10, pre-activation, GroupNorm of two groups"
     takes = "images"
@@ -189,6 +211,7 @@ class WideResNet(Model):
     dropout: float = setting(0.0, "share that is dropped between the convolutions of a block", low=0, high=1)
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
+        """The network for images of this shape."""
         channels, _, _ = self.image(shape, vocab, 1)
         if (self.depth - 4) % 6:
             raise UserError(f"depth must be 4 more than a multiple of 6, such as 16 or 28, not {self.depth}.")
@@ -201,4 +224,4 @@ class WideResNet(Model):
                 inputs = outputs
             parts[f"stage{stage + 1}"] = nn.Sequential(*blocks)
         parts["last"] = nn.Sequential(_group_norm(inputs), nn.ReLU())
-        return _topped(parts, inputs, classes)
+        return _with_pooling_and_head(parts, inputs, classes)

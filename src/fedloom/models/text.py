@@ -1,4 +1,4 @@
-"""Models of sequences of token ids."""
+"""Models for sequences of token ids."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from fedloom.core.settings import setting
 from fedloom.models.zoo import Model, Shape
 
 
-class _Bag(nn.Module):
-    """The mean over all positions counts padding, whose vector is and stays zero."""
+class _MeanOfEmbeddings(nn.Module):
+    """Mean of word vectors, then two linear layers. Padding (token 0) has the vector zero and counts in the mean."""
 
     def __init__(self, vocab: int, width: int, classes: int) -> None:
         super().__init__()
@@ -23,6 +23,8 @@ class _Bag(nn.Module):
 
 @dataclass(frozen=True)
 class FastText(Model):
+    """fastText's classifier for texts: the mean of word vectors."""
+
     name = "fasttext"
     about = "mean of word vectors and a linear layer; token 0 is padding"
     takes = "sequences of token ids"
@@ -31,11 +33,12 @@ class FastText(Model):
     width: int = setting(32, "length of a word vector", low=1)
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
-        return _Bag(self.tokens(shape, vocab), self.width, classes)
+        """The classifier for a vocabulary of `vocab` tokens."""
+        return _MeanOfEmbeddings(self.tokens(shape, vocab), self.width, classes)
 
 
-class _Sequence(nn.Module):
-    """An LSTM over token ids, with a prediction at every position."""
+class _Lstm(nn.Module):
+    """An LSTM over token ids that predicts at every position."""
 
     def __init__(self, vocab: int, embedding: int, width: int, layers: int, dropout: float, classes: int) -> None:
         super().__init__()
@@ -45,27 +48,31 @@ class _Sequence(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.dropout(self.steps(x)))
+        return self.head(self.dropout(self.outputs(x)))
 
-    def steps(self, x: Tensor) -> Tensor:
+    def outputs(self, x: Tensor) -> Tensor:
+        """Outputs of the last LSTM layer, [batch, time, width]."""
         return self.lstm(self.embedding(x))[0]
 
 
-class _LastOfSequence(_Sequence):
-    """A prediction at the last position that is not padding."""
+class _LastStepLstm(_Lstm):
+    """An LSTM that predicts once, at the last token that is not padding."""
 
     padding: int | None = None
 
-    def steps(self, x: Tensor) -> Tensor:
-        steps = super().steps(x)
+    def outputs(self, x: Tensor) -> Tensor:
+        """Output of the last LSTM layer at the last token, [batch, width]."""
+        outputs = super().outputs(x)
         if self.padding is None:
-            return steps[:, -1]
+            return outputs[:, -1]
         last = ((x != self.padding).sum(1) - 1).clamp(min=0)
-        return steps.gather(1, last[:, None, None].expand(-1, 1, steps.shape[-1])).squeeze(1)
+        return outputs.gather(1, last[:, None, None].expand(-1, 1, outputs.shape[-1])).squeeze(1)
 
 
 @dataclass(frozen=True)
 class LstmShakes(Model):
+    """PAGE's LSTM for Shakespeare: the next character after a window."""
+
     name = "lstm_shakes"
     about = "two LSTM layers of 100 units; one prediction, after the last token"
     takes = "sequences of token ids"
@@ -78,14 +85,17 @@ class LstmShakes(Model):
     padding: int | None = setting(None, "token id that fills up short sequences at their end [none does]", low=0)
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
-        ids = self.tokens(shape, vocab)
-        model = _LastOfSequence(ids, self.embedding, self.width, self.layers, self.dropout, classes)
+        """The LSTM for a vocabulary of `vocab` tokens."""
+        tokens = self.tokens(shape, vocab)
+        model = _LastStepLstm(tokens, self.embedding, self.width, self.layers, self.dropout, classes)
         model.padding = self.padding
         return model
 
 
 @dataclass(frozen=True)
 class LstmSo(Model):
+    """pFedKT's LSTM for Stack Overflow: the next word at every position."""
+
     name = "lstm_so"
     about = "an LSTM layer of 256 units; a prediction after every token"
     takes = "sequences of token ids"
@@ -97,5 +107,6 @@ class LstmSo(Model):
     dropout: float = setting(0.0, "share of each LSTM layer's output that is dropped in training", low=0, high=1)
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
-        ids = self.tokens(shape, vocab)
-        return _Sequence(ids, self.embedding, self.width, self.layers, self.dropout, classes)
+        """The LSTM for a vocabulary of `vocab` tokens."""
+        tokens = self.tokens(shape, vocab)
+        return _Lstm(tokens, self.embedding, self.width, self.layers, self.dropout, classes)

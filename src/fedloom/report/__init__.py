@@ -1,1 +1,1 @@
-"""What results look like: tables and pictures."""
+"""Results as tables (text) and plots (image files)."""

@@ -1,4 +1,7 @@
-"""A leaderboard as text: CSV with everything, Markdown and LaTeX with what a paper shows."""
+"""A leaderboard as text: CSV with all columns, Markdown and LaTeX with those that a paper shows.
+
+`board` is the list of rows that `fedloom.metrics.leaderboard.leaderboard` returns.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, NamedTuple
 Row = dict[str, Any]
 
 VIEWS = {"pre": "personal", "post": "personal, trained", "global": "global"}
-COLUMNS = {  # how a column is called, and whether its spread over seeds is shown
+COLUMNS = {  # column -> its title, whether its standard deviation over seeds is shown
     "acc_mean": ("mean", True),
     "acc_low5": ("lowest 5 %", True),
     "acc_top5": ("top 5 %", True),
@@ -22,7 +25,7 @@ COLUMNS = {  # how a column is called, and whether its spread over seeds is show
     "last": ("last", True),
     "trend": ("trend", False),
 }
-UNSEEN = {  # the same of clients that were held out
+UNSEEN = {  # the same for clients that were held out
     "acc_mean": ("participating", True),
     "new_acc_mean": ("on arrival", True),
     "new_acc_low5": ("lowest 5 %", True),
@@ -36,19 +39,20 @@ UNSEEN_CAPTION = (
     "client that never trained, and joined, after it has trained as the method does. The gaps are to participating "
     "clients, before and after their local training."
 )
-FLAT = 0.3  # points
+FLAT = 0.3  # percentage points: a run whose trend is larger was too short
 
 
-def selected(board: Sequence[Row]) -> str:
-    """Which rounds a table shows: those best on validation data, where there is any."""
+def shown_selection(board: Sequence[Row]) -> str:
+    """How the rounds of a table are chosen: "validation" (the best on validation data) if there is any, else "last"."""
     return "validation" if any(row["selection"] == "validation" for row in board) else "last"
 
 
 def caption(board: Sequence[Row]) -> str:
+    """The caption of a table: what its numbers are."""
     rounds = {
         "validation": "in the round with the best validation accuracy; 'last' is the mean in the last one",
         "last": "in the last round (there is no validation data to choose one)",
-    }[selected(board)]
+    }[shown_selection(board)]
     text = (
         f"Test accuracy over clients in percent, {rounds}. Gain and share of clients harmed are relative to the same "
         "client training alone (local)."
@@ -62,41 +66,47 @@ def caption(board: Sequence[Row]) -> str:
 
 
 def main_rows(board: Sequence[Row], model: str = "pre") -> list[Row]:
-    """The rows of a table, with the mean of the last round beside them."""
+    """The rows of one model view (pre, post or global), each with the mean accuracy of the last round as `last`."""
     last = {row["method"]: row for row in board if row["model"] == model and row["selection"] == "last"}
-    rows = [row for row in board if row["model"] == model and row["selection"] == selected(board)]
+    rows = [row for row in board if row["model"] == model and row["selection"] == shown_selection(board)]
     return [{**r, "last": last[r["method"]]["acc_mean"], "last_std": last[r["method"]]["acc_mean_std"]} for r in rows]
 
 
-def cell(row: Row, column: str, spread: bool = True, between: str = " ± ", digits: int = 2) -> str:
+def format_cell(row: Row, column: str, with_std: bool = True, separator: str = " ± ", digits: int = 2) -> str:
+    """A value with `digits` decimals, and its standard deviation after `separator`; "" if there is no value.
+
+    Differences have a sign, and a `trend` that is too large ends in a star.
+    """
     value = row.get(column)
     if value is None:
         return ""
     sign = "+" if column in ("gain", "trend", "new_gap", "joined_gap") and value > 0 else ""
     text = f"{sign}{value:.{digits}f}" + ("*" if column == "trend" and abs(value) > FLAT else "")
-    around = row.get(f"{column}_std")
-    return text + (f"{between}{around:.2f}" if spread and around is not None else "")
+    std = row.get(f"{column}_std")
+    return text + (f"{separator}{std:.2f}" if with_std and std is not None else "")
 
 
 def unseen_rows(board: Sequence[Row]) -> list[Row]:
-    """The rows of a table of clients that were held out, if there were any."""
+    """The rows of the table of held-out clients; none if no clients were held out."""
     return [row for row in main_rows(board) if "new_acc_mean" in row]
 
 
-def number(value: float) -> str:
-    """Three digits, or all of those before the point."""
+def format_number(value: float) -> str:
+    """A number with three significant digits, or all digits before the decimal point."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
+    """A number of bytes with a decimal unit, such as "1.23 MB"."""
     units = ("B", "kB", "MB", "GB", "TB")
-    at = 0
-    while count >= 999.5 and at < len(units) - 1:
-        count, at = count / 1000, at + 1
-    return f"{number(count)} {units[at]}"
+    unit = 0
+    while count >= 999.5 and unit < len(units) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{format_number(count)} {units[unit]}"
 
 
 def to_csv(board: Sequence[Row]) -> str:
+    """CSV with all columns of all rows."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in board for name in row)), lineterminator="\n")
     writer.writeheader()
@@ -108,6 +118,8 @@ COSTS = {"bytes_down": "down", "bytes_up": "up", "train_seconds": "s/round"}
 
 
 class Table(NamedTuple):
+    """A table of a report: its rows, and which columns and costs are shown."""
+
     title: str
     about: str
     rows: list[Row]
@@ -116,14 +128,16 @@ class Table(NamedTuple):
 
     @property
     def titles(self) -> list[str]:
+        """The header."""
         return ["method", *(title for title, _ in self.columns.values()), *self.costs.values()]
 
-    def rest(self, row: Row) -> list[str]:
-        """What stands behind the columns."""
-        return [size(row["bytes_down"]), size(row["bytes_up"]), number(row["train_seconds"])] if self.costs else []
+    def cost_cells(self, row: Row) -> list[str]:
+        """The cells of the costs, which come after the columns."""
+        return [format_number(row[c]) if c == "train_seconds" else format_bytes(row[c]) for c in self.costs]
 
 
 def _tables(board: Sequence[Row]) -> Iterator[Table]:
+    """A table for each model view, and one for held-out clients if there are any."""
     for model in _models(board):
         yield Table(f"{VIEWS[model].capitalize()} model", caption(board), main_rows(board, model), COLUMNS)
     if rows := unseen_rows(board):
@@ -131,42 +145,44 @@ def _tables(board: Sequence[Row]) -> Iterator[Table]:
 
 
 def to_markdown(board: Sequence[Row]) -> str:
+    """Markdown tables with captions, one for each model view."""
     lines = []
     for table in _tables(board):
         lines += [f"**{table.title}.** {table.about}", ""]
         lines += ["| " + " | ".join(table.titles) + " |", "|---" + "|--:" * (len(table.titles) - 1) + "|"]
         for row in table.rows:
-            cells = [cell(row, column, spread) for column, (_, spread) in table.columns.items()]
-            lines.append("| " + " | ".join([row["method"], *cells, *table.rest(row)]) + " |")
+            cells = [format_cell(row, column, with_std) for column, (_, with_std) in table.columns.items()]
+            lines.append("| " + " | ".join([row["method"], *cells, *table.cost_cells(row)]) + " |")
         lines.append("")
     return "\n".join(lines)
 
 
 def to_latex(board: Sequence[Row]) -> str:
-    """Tables for `\\usepackage{booktabs}`; the best means and the best lowest 5 % are bold."""
+    """LaTeX tables that need `\\usepackage{booktabs}`; the best means and the best lowest 5 % are bold."""
     tables = []
     for table in _tables(board):
         width = len(table.titles) - 1
         lines = [r"\begin{table}", r"\centering", r"\begin{tabular}{l" + "r" * width + "}", r"\toprule"]
-        lines += [" & ".join(map(_tex, table.titles)) + r" \\", r"\midrule"]
+        lines += [" & ".join(map(_escape_latex, table.titles)) + r" \\", r"\midrule"]
         for row in table.rows:
             cells = []
-            for column, (_, spread) in table.columns.items():
-                text = cell(row, column, spread, r" $\pm$ ")
+            for column, (_, with_std) in table.columns.items():
+                text = format_cell(row, column, with_std, r" $\pm$ ")
                 best = column.endswith(("acc_mean", "acc_low5")) and row[column] == max(r[column] for r in table.rows)
                 cells.append(rf"\textbf{{{text}}}" if best else text)
-            lines.append(" & ".join([_tex(row["method"]), *cells, *table.rest(row)]) + r" \\")
-        about = _tex(f"{table.title}. {table.about}")
+            lines.append(" & ".join([_escape_latex(row["method"]), *cells, *table.cost_cells(row)]) + r" \\")
+        about = _escape_latex(f"{table.title}. {table.about}")
         lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{about}}}", r"\end{table}", ""]
         tables.append("\n".join(lines))
     return "\n".join(tables)
 
 
 def _models(board: Sequence[Row]) -> list[str]:
+    """The model views that are on the board."""
     return [model for model in VIEWS if any(row["model"] == model for row in board)]
 
 
-def _tex(text: str) -> str:
+def _escape_latex(text: str) -> str:
     for char in "%_&#":
         text = text.replace(char, f"\\{char}")
     return text

@@ -1,4 +1,4 @@
-"""Who has which data: numbers per client, and a picture."""
+"""How samples are distributed over clients: statistics, and a plot."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from fedloom.storage.files import replacing
 
 FORMATS = ("png", "svg", "pdf")
 HELD_OUT = "#c05621"
-BUBBLES = 60  # more clients than this are drawn as a map
+BUBBLES = 60  # more clients or classes than this are drawn as a heat map
 
 
 def describe(data: Federation) -> dict[str, Any]:
-    """Numbers of a partition. `skew` is the mean distance (total variation) of a client's classes from all clients'.
-    Sequences have a label at every position; there are so many `positions`."""
+    """Statistics of a partition, for `fedloom data show`.
+
+    `skew` is the total variation distance between a client's class distribution and that of all data, averaged over
+    clients. Sequences have a label at every position; `positions` counts them.
+    """
     labels = data.labels()
-    share = labels / np.maximum(labels.sum(1, keepdims=True), 1)
+    shares = labels / np.maximum(labels.sum(1, keepdims=True), 1)
     overall = labels.sum(0) / labels.sum()
     sizes = {name: rows.sizes for name, rows in data.splits.items()}
     clients = [
@@ -38,27 +41,28 @@ def describe(data: Federation) -> dict[str, Any]:
     ]
     return {
         "clients": clients,
-        "samples": sum(one["samples"] for one in clients),
+        "samples": sum(client["samples"] for client in clients),
         **({"positions": int(labels.sum())} if data.y.dim() > 1 else {}),
         "classes": data.classes,
         "server": 0 if data.server is None else len(data.server),
-        "skew": float(np.abs(share - overall).sum(1).mean() / 2),
+        "skew": float(np.abs(shares - overall).sum(1).mean() / 2),
         "partition": data.digest(),
     }
 
 
-def check_picture(path: Path) -> None:
-    kind = path.suffix.removeprefix(".").lower()
-    if kind not in FORMATS:
+def check_image_path(path: Path) -> None:
+    """Raise a UserError unless the file name ends in a format that can be drawn."""
+    suffix = path.suffix.removeprefix(".").lower()
+    if suffix not in FORMATS:
         raise UserError(f"A picture is a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file, not '{path.name}'.")
 
 
 def draw(data: Federation, path: Path) -> None:
-    """Samples of every class at every client: circles, or a map where there are many clients."""
+    """Plot the number of samples per client and class to a file: circles, or a heat map if there are many clients."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    check_picture(path)
+    check_image_path(path)
     labels = data.labels()
     clients, classes = labels.shape
     figure = Figure(figsize=(min(16, max(5, 1.5 + 0.28 * clients)), min(12, max(2.6, 1.2 + 0.26 * classes))), dpi=150)

@@ -29,7 +29,7 @@ from fedloom.config.files import ConfigDict, read_config, to_yaml
 from fedloom.core.errors import UserError, oserror_as_user_error
 from fedloom.core.federation import Federation
 from fedloom.core.tree import Tree, leaves
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.plan import Plan
 from fedloom.engine.simulation import Simulation
 from fedloom.nn.kernels.dispatch import decisions
 from fedloom.runs.checkpoints import Checkpoints

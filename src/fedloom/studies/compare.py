@@ -13,16 +13,17 @@ import pyarrow.compute as pc
 from torch import nn
 
 from fedloom.config.files import ConfigDict, read_config
+from fedloom.config.keywords import takes_settings
 from fedloom.config.resolve import Config, combine, configure, describe, resolve
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
 from fedloom.data.dataset import Dataset
 from fedloom.data.partitions import Partition
-from fedloom.metrics.leaderboard import BASELINE, METRICS, UNSEEN, Chosen, Scored, leaderboard
+from fedloom.metrics.leaderboard import BASELINE, METRICS, UNSEEN, RoundScores, RunScores, leaderboard
 from fedloom.metrics.scores import trend
 from fedloom.models.zoo import Model
-from fedloom.report.leaderboard import selected, to_csv, to_latex, to_markdown
+from fedloom.report.leaderboard import shown_selection, to_csv, to_latex, to_markdown
 from fedloom.runs.folders import check_kind
 from fedloom.storage.files import write_text
 from fedloom.studies.execute import OnRound
@@ -45,10 +46,11 @@ class Comparison:
     def rows(self, model: str = "pre", selection: str | None = None) -> list[dict[str, Any]]:
         """The leaderboard of one view of the model (pre, post or global), the best mean first; of the round that is
         best on validation data (`selection="validation"`) if there are such data, else of the last round (`"last"`)."""
-        selection = selection or selected(self.board)
+        selection = selection or shown_selection(self.board)
         return [row for row in self.board if row["model"] == model and row["selection"] == selection]
 
 
+@takes_settings("seed")
 def compare(
     methods: Iterable[str | Algorithm | type[Algorithm]] | str | Algorithm | type[Algorithm] = METHODS,
     dataset: str | Path | Dataset | Federation = "digits",
@@ -61,18 +63,36 @@ def compare(
     out: str | Path | None = None,
     resume: bool = False,
     on_method: OnMethod | None = None,
-    **values: Any,
+    **settings: Any,
 ) -> Comparison:
-    """Train and evaluate several methods on one task. Local is always among them: the others are measured by it.
+    """Train and evaluate several methods on one task, and rank them.
 
-    A method is a name, a name with settings (`"ditto:lam=0.5"`), or an object. `seeds` is how many, or which.
+    Local (every client trains alone) is always among the methods, because gain and harm are measured against it.
+
+    Args:
+        methods: names, names with settings (`"ditto:lam=0.5"`), `Algorithm` classes or instances.
+        dataset: a data set's name, a path to your own data, a `Federation` or a `Dataset`.
+        seeds: how many, or which.
+        partition: how samples are divided among clients, a name or a `Partition`; by default the data set's.
+        model: a name, a `torch.nn.Module` (its parameters are everybody's initial ones) or a function that builds one
+            (every seed has its own initial parameters); by default the data set's.
+        head: name of the last layer of a model of your own.
+        data_dir: folder with the data set's files.
+        out: folder in which everything is kept; without it, nothing is written.
+        resume: continue the comparison in `out`.
+        on_method: called before each method with its label, the seeds, the methods done and in all; may return a
+            function that is called after every round.
+        **settings: settings of the runs (below), of the data set, the partition or the model, by name.
+
+    Returns:
+        The leaderboard, and where the runs are.
 
     >>> import fedloom
     >>> found = fedloom.compare(["fedavg", "fedrep"], seeds=1, rounds=3, clients=5)
     >>> sorted(row["method"] for row in found.rows())
     ['fedavg', 'fedrep', 'local']
     """
-    values = {key.replace("__", "."): value for key, value in values.items()}
+    values = {key.replace("__", "."): value for key, value in settings.items()}
     refuse_seed(values, "comparison")
     configs = []
     for method in [methods] if isinstance(methods, str | Algorithm | type) else methods:
@@ -205,7 +225,7 @@ def parse_method(text: str) -> dict[str, Any]:
     return section
 
 
-def score(label: str, seed: int, result: Result) -> Scored:
+def score(label: str, seed: int, result: Result) -> RunScores:
     """What the leaderboard needs of a run."""
     views = {}
     for view in result.views():
@@ -218,11 +238,11 @@ def score(label: str, seed: int, result: Result) -> Scored:
     down, up = (float(np.mean([row[name] for row in result.rounds])) for name in ("bytes_down", "bytes_up"))
     train = float(np.median([row["train_seconds"] for row in result.timings]))
     evaluation = float(np.median([row["eval_seconds"] for row in result.timings if row["round"] in set(at)]))
-    return Scored(label, seed, views, trends, down, up, train, evaluation)
+    return RunScores(label, seed, views, trends, down, up, train, evaluation)
 
 
-def _chosen(result: Result, view: str, row: Mapping[str, Any]) -> Chosen:
+def _chosen(result: Result, view: str, row: Mapping[str, Any]) -> RoundScores:
     clients = result.clients.filter(pc.field("round") == row["round"])
     ids, acc = clients["client"].to_numpy(), clients[f"{view}_acc"].to_numpy()  # NaN for those who are held out
     metrics, unseen = {m: row[f"{view}_{m}"] for m in METRICS}, {m: row[m] for m in UNSEEN if m in row}
-    return Chosen(row["round"], metrics, ids, acc, unseen)
+    return RoundScores(row["round"], metrics, ids, acc, unseen)

@@ -16,7 +16,7 @@ from fedloom.config.resolve import resolve
 from fedloom.core.errors import UserError
 from fedloom.core.keys import rng
 from fedloom.engine.driver import Round
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.plan import Plan
 from fedloom.engine.run_group import RunGroup
 from fedloom.engine.simulation import Simulation
 from fedloom.runs.directory import RunDirectory

@@ -22,9 +22,9 @@ from fedloom.data.dataset import Dataset
 from fedloom.device.memory import available_memory
 from fedloom.engine.client_store import MemoryStore, make_store
 from fedloom.engine.driver import Round
+from fedloom.engine.grouping import groups
+from fedloom.engine.plan import Plan
 from fedloom.engine.planning.choose import REFERENCE
-from fedloom.engine.planning.grouping import groups
-from fedloom.engine.planning.plan import Plan
 from fedloom.engine.run_group import RunGroup
 from fedloom.engine.simulation import Simulation
 from fedloom.engine.stacked_settings import differing, numeric_settings

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from fedloom.config.files import SECTIONS, ConfigDict, read_config
+from fedloom.config.keywords import takes_settings
 from fedloom.config.resolve import Config, combine, configure, describe, difference, flat, resolve
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError
@@ -54,6 +55,7 @@ class Sweep:
         return self.table[0]
 
 
+@takes_settings("seed")
 def sweep(
     algorithm: str | Algorithm | type[Algorithm] = "ditto",
     dataset: str | Path | Dataset | Federation = "digits",
@@ -67,18 +69,35 @@ def sweep(
     out: str | Path | None = None,
     resume: bool = False,
     on_group: OnGroup | None = None,
-    **values: Any,
+    **settings: Any,
 ) -> Sweep:
     """Train and evaluate one method with all combinations of some settings, and rank them on validation data.
 
-    `grid` has a list of values for every setting that is searched; the rest is as for `fedloom.run`.
+    Args:
+        algorithm: the method, a name, an `Algorithm` class or instance.
+        dataset: a data set's name, a path to your own data, a `Federation` or a `Dataset`.
+        grid: a list of values for every setting that is searched, such as `{"lr": [0.01, 0.1]}`.
+        seeds: how many, or which.
+        partition: how samples are divided among clients, a name or a `Partition`; by default the data set's.
+        model: a name, a `torch.nn.Module` (its parameters are everybody's initial ones) or a function that builds one
+            (every seed has its own initial parameters); by default the data set's.
+        head: name of the last layer of a model of your own.
+        data_dir: folder with the data set's files.
+        out: folder in which everything is kept; without it, nothing is written.
+        resume: continue the sweep in `out`.
+        on_group: called before each group of stacked runs with the method, the runs in it, the groups done and
+            in all; may return a function that is called after every round.
+        **settings: settings of all runs (below), of the method, the data set, the partition or the model, by name.
+
+    Returns:
+        The table of combinations, the best first.
 
     >>> import fedloom
     >>> found = fedloom.sweep("fedprox", grid={"lr": [0.01, 0.1], "mu": [0.001, 0.1]}, rounds=2, clients=5)
     >>> len(found.table), found.best()["lr"]
     (4, 0.1)
     """
-    values = {key.replace("__", "."): value for key, value in values.items()}
+    values = {key.replace("__", "."): value for key, value in settings.items()}
     wanted = _checked({key.replace("__", "."): list(found) for key, found in _pairs(grid)})
     refuse_seed(values, "sweep")
     if twice := sorted(values.keys() & wanted.keys()):

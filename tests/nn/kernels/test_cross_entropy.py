@@ -1,22 +1,13 @@
-"""The mean cross-entropy of stacked clients and its derivatives, by operators and by kernels, beside the task's own."""
-
-import os
+"""The mean cross-entropy of stacked clients and its derivatives, by operators and by kernels."""
 
 import pytest
 import torch
 from helpers import method, model_task, play, token_task
 
-from fedloom.core import task as core_task
 from fedloom.core.algorithm import Batch, Output
-from fedloom.engine.planning.plan import Plan
-from fedloom.nn.kernels import cross_entropy as loss
-from fedloom.nn.kernels.cross_entropy import cross_entropy, cross_entropy_gradient, fused_mean
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
+from fedloom.engine.plan import Plan
+from fedloom.nn.kernels import cross_entropy
+from fedloom.nn.kernels.cross_entropy import cross_entropy_gradient, cross_entropy_terms, fused_mean
 
 TASK = token_task()
 
@@ -31,35 +22,36 @@ def case(n, shape, classes, dtype, device="cpu"):
     return logits.to(device), y.to(device), mask.to(device)
 
 
-def plain(logits, y, mask):
+def task_loss(logits, y, mask):
     return TASK.loss(Output(logits, None, {}), Batch(None, y, mask, None, None, None, None))
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 4)])
 def test_value_and_derivatives_are_those_of_the_task(shape):
-    """The second derivatives also to the mask and to what the gradient is multiplied with."""
+    """Second derivatives also to the mask and to what the gradient is multiplied with."""
     logits, y, mask = case(3, shape, 5, torch.float64)
 
     def all_of(f):
         def one(z, y, m, s):
-            def slope(z, m, s):
+            def gradient(z, m, s):
                 return torch.func.grad(lambda z: s * f(z, y, m))(z)
 
-            curvature = torch.func.grad(lambda *at: (slope(*at) ** 2).sum(), argnums=(0, 1, 2))(z, m, s)
-            return f(z, y, m), slope(z, m, s), torch.func.grad(lambda m: f(z, y, m))(m), *curvature
+            second = torch.func.grad(lambda *at: (gradient(*at) ** 2).sum(), argnums=(0, 1, 2))(z, m, s)
+            return f(z, y, m), gradient(z, m, s), torch.func.grad(lambda m: f(z, y, m))(m), *second
 
         return torch.func.vmap(one)(logits, y, mask, torch.tensor([1.0, 2.0, -3.0], dtype=logits.dtype))
 
-    for found, expected in zip(all_of(fused_mean), all_of(plain), strict=True):
+    for found, expected in zip(all_of(fused_mean), all_of(task_loss), strict=True):
         torch.testing.assert_close(found, expected)
         assert expected.abs().sum() > 0
 
 
 @pytest.mark.parametrize("alg", ["fedavg", "per-fedavg"])
 @pytest.mark.parametrize("replay", ["eager", "traced"])
-def test_stacked_steps_with_it_equal_the_reference(alg, replay, monkeypatch):
+def test_stacked_steps_with_the_operators_equal_those_of_single_clients(alg, replay, monkeypatch):
     calls = []
-    monkeypatch.setattr(core_task, "own_loss", lambda *_: calls.append(1) or True)
+    monkeypatch.setattr(cross_entropy, "has_cuda_kernels", lambda x: True)
+    monkeypatch.setattr(cross_entropy, "_use_kernel", lambda *_: calls.append(1) or True)
     for task in (token_task(), model_task("mlp", (6,))):
         expected, _ = play(method(alg), task, Plan("per-client"), rounds=1)
         assert not calls  # one client at a time keeps the plain operations
@@ -69,28 +61,47 @@ def test_stacked_steps_with_it_equal_the_reference(alg, replay, monkeypatch):
         torch.testing.assert_close(found.server["w"], expected.server["w"], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("shape", "classes"), [((10,), 10), ((1,), 2), ((3, 50), 80), ((1100, 1), 3), ((2, 3), 2500)])
-def test_kernels_give_what_plain_operations_give(shape, classes):
-    pytest.importorskip("triton")
-    from fedloom.nn.kernels.triton import cross_entropy as loss_triton
+def test_the_kernel_is_for_float32_and_limited_numbers_of_labels_and_classes():
+    def used(labels, classes, dtype=torch.float32):
+        logits, y = (torch.empty(labels, *v, device="meta") for v in ((classes,), ()))
+        return cross_entropy._use_kernel(logits.to(dtype), y)
 
-    logits, y, mask = case(3, shape, classes, torch.float32, DEVICE)
+    labels, classes = cross_entropy.MAX_LABELS, cross_entropy.MAX_CLASSES
+    assert used(labels, classes)
+    assert not used(labels + 1, 10)
+    assert not used(10, classes + 1)
+    assert not used(10, 10, torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes"),
+    [
+        ((10,), 10),
+        ((1,), 2),
+        ((3, 13), 80),  # several programs for a client, the last with fewer rows
+        ((1100, 1), 3),  # more labels than are counted at once
+        ((2, 3), 2500),  # more classes than the block of a program has logits
+    ],
+)
+def test_kernels_give_what_plain_operations_give(shape, classes, triton_module, device):
+    module = triton_module("cross_entropy")
+    logits, y, mask = case(3, shape, classes, torch.float32, device)
     if len(shape) == 1:
         logits, y = logits.unsqueeze(2), y.unsqueeze(2)
     else:
         logits = logits.transpose(1, 2).contiguous().transpose(1, 2)  # as a recurrent layer leaves them
     y, mask = (torch.stack([v, v], 1)[:, 1] for v in (y, mask))  # one of a group of batches
-    g = torch.tensor(2.0, device=DEVICE).expand(3)
+    g = torch.tensor(2.0, device=device).expand(3)
     exact = [v.double() if v.is_floating_point() else v for v in (logits, y, mask)]
     for found, expected in (
-        (loss_triton.terms(logits, y, mask), loss._terms(*exact)),
-        (loss_triton.slope(g, logits, y, mask), loss._slope(g.double(), *exact)),
+        (module.terms(logits, y, mask), cross_entropy._terms(*exact)),
+        (module.gradient(g, logits, y, mask), cross_entropy._gradient(g.double(), *exact)),
     ):
         assert found.is_contiguous()
         torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=1e-7)
 
 
-def test_traces_expect_what_comes():
-    logits, y, mask = case(2, (3, 4), 5, torch.float32, DEVICE)
-    for op, args in ((cross_entropy, ()), (cross_entropy_gradient, (mask[:, 0],))):
+def test_fake_tensors_have_the_shapes_of_the_results(device):
+    logits, y, mask = case(2, (3, 4), 5, torch.float32, device)
+    for op, args in ((cross_entropy_terms, ()), (cross_entropy_gradient, (mask[:, 0],))):
         torch.library.opcheck(op, (*args, logits, y, mask), test_utils=("test_schema", "test_faketensor"))

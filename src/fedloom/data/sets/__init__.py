@@ -1,1 +1,1 @@
-"""One file per data set; a file that defines a `Dataset` is registered by being here."""
+"""One file per data set. A `Dataset` that is defined in a file of this folder is registered."""

@@ -1,4 +1,4 @@
-"""AG News: titles and first sentences of news, four topics."""
+"""AG News: titles and first sentences of news on four topics."""
 
 import csv
 from collections.abc import Callable
@@ -28,6 +28,8 @@ Texts = tuple[list[int], list[str]]  # topics, texts
 
 @dataclass(frozen=True)
 class AgNews(Dataset):
+    """Classification of news by topic, as sequences of token ids."""
+
     name = "agnews"
     about = "AG News, topic of a title and its first sentences"
     size = "127,600 texts, 4 classes"
@@ -41,30 +43,32 @@ class AgNews(Dataset):
     words: int | None = setting(None, "the vocabulary's most frequent words; others are unknown [all]", low=1)
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
+        """Read and tokenise all texts; the published test texts are the official test set."""
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         parts = [READERS[layout.rpartition("/")[2]](folder / file) for file in LAYOUTS[layout]]
         tokens = [basic_english(text) for _, texts in parts for text in texts]
-        numbers = vocabulary(tokens, SPECIALS, self.words)
-        rows = [[CLS, *(numbers.get(word, UNK) for word in one[: self.length])] for one in tokens]
+        ids = vocabulary(tokens, SPECIALS, self.words)
+        rows = [[CLS, *(ids.get(word, UNK) for word in text[: self.length])] for text in tokens]
         train, test = (len(topics) for topics, _ in parts)
         return RawDataset(
             padded(rows, self.length, PAD),
             np.array(parts[0][0] + parts[1][0], dtype=np.int64),
             classes=TOPICS,
             official_test=np.arange(train, train + test),
-            vocab=len(numbers),
-            notes=_missing("training", train, SIZES["train"]) + _missing("test", test, SIZES["test"]),
+            vocab=len(ids),
+            notes=_note("training", train, SIZES["train"]) + _note("test", test, SIZES["test"]),
         )
 
 
-def _missing(kind: str, found: int, published: int) -> tuple[str, ...]:
-    if found == published:
+def _note(kind: str, count: int, published: int) -> tuple[str, ...]:
+    """A note for the user if there are not as many texts as were published."""
+    if count == published:
         return ()
-    return (f"AG News here has {found:,} of {published:,} {kind} texts, so results are not those of the papers",)
+    return (f"AG News here has {count:,} of {published:,} {kind} texts, so results are not those of the papers",)
 
 
 def _read_csv(path: Path) -> Texts:
-    """Topic from 1, title, description; joined as torchtext does."""
+    """The published files: rows of topic (from 1), title and description, which are joined as torchtext does."""
     topics, texts = [], []
     reader = csv.reader(read_text(path).splitlines(keepends=True), strict=True)
     try:
@@ -77,11 +81,11 @@ def _read_csv(path: Path) -> Texts:
             texts.append(" ".join(row[1:]))
     except csv.Error as error:
         raise UserError(f"{path}, row {reader.line_num}: this is not CSV ({error}).") from None
-    return _some(topics, path), texts
+    return _check_not_empty(topics, path), texts
 
 
 def _read_tsv(path: Path) -> Texts:
-    """Topic from 0, a tab, the text."""
+    """Lines of topic (from 0), a tab and the text."""
     topics, texts = [], []
     for number, row in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
         topic, tab, text = row.partition("\t")
@@ -89,11 +93,11 @@ def _read_tsv(path: Path) -> Texts:
             raise UserError(f"{path}, row {number}: there is no tab between topic and text.")
         topics.append(_topic(topic, 0, path, number))
         texts.append(text)
-    return _some(topics, path), texts
+    return _check_not_empty(topics, path), texts
 
 
 def _read_parquet(path: Path) -> Texts:
-    """Columns `text` and `label`, from 0."""
+    """A table with the columns `text` and `label` (from 0)."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -106,10 +110,11 @@ def _read_parquet(path: Path) -> Texts:
     for number, text in enumerate(columns[1], 1):
         if not isinstance(text, str):
             raise UserError(f"{path}, row {number}: '{text}' is no text.")
-    return _some([_topic(topic, 0, path, n) for n, topic in enumerate(columns[0], 1)], path), columns[1]
+    return _check_not_empty([_topic(topic, 0, path, n) for n, topic in enumerate(columns[0], 1)], path), columns[1]
 
 
 def _topic(value: str | int | None, first: int, path: Path, row: int) -> int:
+    """The class of a topic, given the number of the first one."""
     known = {str(first + c): c for c in range(TOPICS)}
     if str(value) not in known:
         raise UserError(
@@ -118,7 +123,7 @@ def _topic(value: str | int | None, first: int, path: Path, row: int) -> int:
     return known[str(value)]
 
 
-def _some(topics: list[int], path: Path) -> list[int]:
+def _check_not_empty(topics: list[int], path: Path) -> list[int]:
     if not topics:
         raise UserError(f"{path} has no texts; fetch it again.")
     return topics

@@ -1,4 +1,4 @@
-"""Handwritten digits, 8x8 pixels: inside scikit-learn, so there is nothing to download."""
+"""Handwritten digits, 8x8 pixels. They come with scikit-learn, so there is nothing to download."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,8 @@ from fedloom.data.dataset import Dataset, RawDataset
 
 @dataclass(frozen=True)
 class Digits(Dataset):
+    """Classification of handwritten digits."""
+
     name = "digits"
     about = "8x8 handwritten digits, shipped with scikit-learn"
     size = "1,797 samples, 10 classes"
@@ -19,8 +21,9 @@ class Digits(Dataset):
     usual = {"lr": 0.05, "rounds": 50}
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
+        """Load the images from scikit-learn, scaled to -1..1."""
         from sklearn.datasets import load_digits
 
         bunch = load_digits()
-        x = (bunch.images[:, None] / 8.0 - 1.0).astype(np.float32)  # 0..16 becomes -1..1
+        x = (bunch.images[:, None] / 8.0 - 1.0).astype(np.float32)  # from 0..16
         return RawDataset(x, bunch.target.astype(np.int64), classes=10)

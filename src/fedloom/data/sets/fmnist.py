@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 28x28 grey pictures of clothes."""
+"""Fashion-MNIST: 28x28 grey images of clothes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.data.dataset import Dataset, RawDataset, Source, locate
-from fedloom.data.formats import idx
+from fedloom.data.formats import read_idx
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 LAYOUTS = {"gzip": tuple(f"{name}.gz" for name in FILES), "plain": FILES}
@@ -19,6 +19,8 @@ URLS = (
 
 @dataclass(frozen=True)
 class FashionMnist(Dataset):
+    """Classification of images of clothes."""
+
     name = "fmnist"
     about = "Fashion-MNIST, 28x28 grey pictures of clothes"
     size = "70,000 samples, 10 classes"
@@ -29,8 +31,9 @@ class FashionMnist(Dataset):
     usual = {"lr": 0.005, "rounds": 100}
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
+        """Read all images; the published test images are the official test set."""
         folder, layout = locate(type(self), data_dir, LAYOUTS)
-        parts = [idx(folder / name) for name in LAYOUTS[layout]]
+        parts = [read_idx(folder / name) for name in LAYOUTS[layout]]
         for images, labels in (parts[:2], parts[2:]):
             n = len(labels)
             if images.shape != (n, 28, 28) or labels.shape != (n,) or n == 0 or labels.max() > 9:

@@ -1,4 +1,4 @@
-"""A user's own data: a table, files or folders per client, pictures, arrays, a Hugging Face data set."""
+"""The data set `own`: a user's data (tables, images, arrays, a Hugging Face data set) at a path."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any, Literal
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
 from fedloom.data.dataset import DATASETS, Dataset, RawDataset
-from fedloom.data.user_data.findings import Findings
-from fedloom.data.user_data.layout import kind_of
-from fedloom.data.user_data.read import read
+from fedloom.data.user_data.issues import Issues
+from fedloom.data.user_data.layout import file_kind
+from fedloom.data.user_data.read import read_samples
 from fedloom.data.user_data.samples import Samples
 
 
 @dataclass(frozen=True)
 class OwnData(Dataset):
+    """A user's data at a path, with settings that say what the files do not say, such as the column of the label."""
+
     name = "own"
     about = "your own data: --dataset PATH (a table, a file or folder per client, pictures, arrays)"
     size = "as found at the path"
@@ -39,44 +41,48 @@ class OwnData(Dataset):
     missing: Literal["refuse", "mean", "zero", "drop"] = setting(
         "refuse", "what a missing number becomes; drop: no row"
     )
-    normalise: bool = setting(True, "bring columns of numbers to mean 0 and spread 1 over the training samples")
+    normalise: bool = setting(True, "standardise columns of numbers by mean and std of the training samples")
     resize: int | None = setting(None, "side in pixels that all pictures are brought to", low=1)
     words: int | None = setting(None, "most frequent words of texts that are known [all]", low=1)
     length: int | None = setting(None, "words of a text; longer ones are cut [the longest, up to 200]", low=1)
 
     def __post_init__(self) -> None:
-        if self.path:  # a run is continued from anywhere
+        if self.path:  # absolute, so that a run can be resumed from another folder
             object.__setattr__(self, "path", os.path.abspath(os.path.expanduser(self.path)))
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
+        """Read the samples at the path."""
         if data_dir is not None:
             raise UserError(f"--data-dir is for data sets with a name, not for your own at {self.path}.")
-        return self._read().pool()
+        return self._read().to_raw_dataset()
 
     def defaults(self) -> tuple[str, str, dict[str, Any]]:
+        """Model, partition and settings that suit the data; the data are read for this."""
         samples = self._read()
         natural = samples.client is not None
-        usual = {**self.usual, **({"pool": "separate"} if natural and _tests(samples) else {})}
-        return default_model(samples), "natural" if natural else "dirichlet_class", usual | USUAL.get(samples.kind, {})
+        settings = {**self.usual, **({"pool": "separate"} if natural and _has_test_split(samples) else {})}
+        settings |= DEFAULTS_BY_KIND.get(samples.kind, {})
+        return default_model(samples), "natural" if natural else "dirichlet_class", settings
 
     def _read(self) -> Samples:
         if not self.path:
             raise UserError("Your own data need a path: --dataset PATH, or fedloom.OwnData('PATH').")
-        samples = _kept.get((self, _stamp(Path(self.path))))
+        samples = _cache.get((self, _fingerprint(Path(self.path))))
         if samples is None:
-            samples = read(self, Findings())
-            keep(self, samples)
+            samples = read_samples(self, Issues())
+            cache_samples(self, samples)
         return samples
 
 
-USUAL: dict[str, dict[str, Any]] = {"text": {"lr": 0.1}}
+DEFAULTS_BY_KIND: dict[str, dict[str, Any]] = {"text": {"lr": 0.1}}
 
 
-def _tests(samples: Samples) -> bool:
+def _has_test_split(samples: Samples) -> bool:
     return samples.split is not None and {"train", "test"} <= set(samples.split.tolist())
 
 
 def default_model(samples: Samples) -> str:
+    """The name of the model that is used for such samples unless another is set."""
     if samples.vocab is not None:
         return "fasttext"
     if samples.kind == "image":
@@ -85,37 +91,40 @@ def default_model(samples: Samples) -> str:
     return "mlp"
 
 
-_kept: dict[tuple[OwnData, Any], Samples] = {}
+_cache: dict[tuple[OwnData, Any], Samples] = {}
 
 
-def keep(asked: OwnData, samples: Samples) -> None:
-    """Read once, though model, partition and samples are asked for one after another."""
-    _kept.clear()
-    _kept[asked, _stamp(Path(asked.path))] = samples
+def cache_samples(options: OwnData, samples: Samples) -> None:
+    """Keep the samples, so that `defaults` and `load` read the files once; they are read again when a file changes."""
+    _cache.clear()
+    _cache[options, _fingerprint(Path(options.path))] = samples
 
 
-def _stamp(path: Path) -> tuple[Any, ...]:
-    """Changes when a file does."""
+def _fingerprint(path: Path) -> tuple[Any, ...]:
+    """Names, sizes and modification times of all files at a path."""
     files = [path]
     if path.is_dir():
         files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-    found = []
+    entries = []
     for file in files:
         try:
-            now = file.stat()
+            status = file.stat()
         except OSError:
             continue
-        found.append((str(file), now.st_size, now.st_mtime_ns))
-    return tuple(sorted(found))
+        entries.append((str(file), status.st_size, status.st_mtime_ns))
+    return tuple(sorted(entries))
 
 
-def own_path(name: object) -> str | None:
-    """The path that a data set's name is, if it is one: something with a separator, or that is there and is no name."""
+def user_data_path(name: object) -> str | None:
+    """The path, if `name` is one rather than the name of a data set; None otherwise.
+
+    A path is a path object, or a string that has a separator or a known suffix, or that exists as a file or folder.
+    """
     if not isinstance(name, str | os.PathLike):
         return None
     text = os.fspath(name)
     if not isinstance(text, str) or not text or (isinstance(name, str) and text in DATASETS.names()):
         return None
     separators = [os.sep] + ([os.altsep] if os.altsep else [])
-    path_like = any(c in text for c in separators) or text.startswith("~") or kind_of(Path(text)) is not None
+    path_like = any(c in text for c in separators) or text.startswith("~") or file_kind(Path(text)) is not None
     return text if path_like or not isinstance(name, str) or os.path.exists(text) else None

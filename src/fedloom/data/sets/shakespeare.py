@@ -1,4 +1,4 @@
-"""Shakespeare by speaking role: the next of 80 characters."""
+"""Shakespeare: the next character in what a role says. A client is a speaking role."""
 
 import random
 import re
@@ -16,25 +16,27 @@ from fedloom.core.settings import setting
 from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.text import read_json, windows
 
-# LEAF's character set; what is not in it counts as its last
+# LEAF's character set; other characters are encoded as its last one
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 CODES = np.full(128, len(CHARACTERS) - 1, dtype=np.uint8)
 CODES[[ord(c) for c in CHARACTERS]] = np.arange(len(CHARACTERS))
 LENGTH = 80
-TRAIN = 0.8  # LEAF's share of a role's windows for training; the server's come from behind it
-ORDER = 0  # seed of the order in which roles are taken
+TRAIN_SHARE = 0.8  # of a role's windows are for training in LEAF; the server's windows come after them
+ORDER_SEED = 0  # of the order in which roles are taken
 LAYOUTS = {
     "xml": ("hamlet.xml", "macbeth.xml"),
     "shaks200/xml": ("shaks200/hamlet.xml", "shaks200/macbeth.xml"),
     "leaf": ("all_data*.json",),
     "roles": ("roles.json.xz",),
 }
-Windows = tuple[np.ndarray, np.ndarray]  # runs of characters, the character behind each
-Roles = dict[str, Windows]
+Windows = tuple[np.ndarray, np.ndarray]  # encoded windows of characters, the character after each
+Roles = dict[str, Windows]  # by name
 
 
 @dataclass(frozen=True)
 class Shakespeare(Dataset):
+    """Prediction of the next character in Shakespeare's plays; a client is a speaking role."""
+
     name = "shakespeare"
     about = "Shakespeare's plays, next character, a client for each speaking role"
     size = "7,000 windows per role, one in ten taken; 80 classes"
@@ -54,32 +56,33 @@ class Shakespeare(Dataset):
     usual = {"lr": 1.0, "rounds": 50}
 
     windows: int | None = setting(7000, "consecutive windows of a role that are divided [none: all]", low=2)
-    server_windows: int = setting(1000, "as many behind them go to the server", low=0)
+    server_windows: int = setting(1000, "windows behind them that go to the server", low=0)
     min_windows: int = setting(8000, "only roles with more windows than this are clients", low=0)
-    stride: int = setting(10, "every so manieth window is taken; 1 as in PAGE", low=1)
+    stride: int = setting(10, "only every n-th window is taken; 1 as in PAGE", low=1)
     length: int = setting(LENGTH, "characters of a window", low=1)
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
+        """Read the windows of the first `clients` roles that have enough, starting at a random one."""
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         inner, _, kind = layout.rpartition("/")
         roles = READERS[kind](folder / inner, self.length)
-        names = sorted(name for name, (_, y) in roles.items() if self._fits(len(y)))
+        names = sorted(name for name, (_, y) in roles.items() if self._has_enough(len(y)))
         if len(names) < clients:
             raise UserError(
                 f"{len(names)} of {len(roles)} roles have enough windows, fewer than the {clients} clients; use fewer "
                 "clients, or smaller windows, server_windows or min_windows."
             )
-        random.Random(ORDER).shuffle(names)
+        random.Random(ORDER_SEED).shuffle(names)
         local: list[Windows] = []
         server: list[Windows] = []
         for i, name in enumerate(names[:clients]):
             draw = rng("partition", seed, stream("shakespeare"), i)
             first, second = self._parts(len(roles[name][1]))
-            for kept, part, size in ((local, first, self.windows), (server, second, self.server_windows)):
+            for selected, part, size in ((local, first, self.windows), (server, second, self.server_windows)):
                 size = len(part) if size is None else size
                 start = part[int(draw.integers(len(part) - size + 1))] if size else 0
                 x, y = roles[name]
-                kept.append((x[start : start + size : self.stride], y[start : start + size : self.stride]))
+                selected.append((x[start : start + size : self.stride], y[start : start + size : self.stride]))
         ends = np.cumsum([0, *(len(y) for _, y in local)])
         x, y = (np.concatenate(values).astype(np.int64) for values in zip(*local, *server, strict=True))
         return RawDataset(
@@ -94,18 +97,20 @@ class Shakespeare(Dataset):
         )
 
     def _parts(self, n: int) -> tuple[range, range]:
-        """A role's own windows, and those for the server, with which they share no character."""
+        """Of n windows of a role, those for the client and those for the server; they have no characters in common."""
         if not self.server_windows:
             return range(n), range(0)
-        train = int(TRAIN * n)
+        train = int(TRAIN_SHARE * n)
         return range(train), range(min(train + self.length - 1, n), n)
 
-    def _fits(self, n: int) -> bool:
+    def _has_enough(self, n: int) -> bool:
+        """Whether a role with n windows has enough for the settings."""
         local, server = self._parts(n)
         enough = len(local) > (self.windows or 1) and (len(server) > self.server_windows or not self.server_windows)
         return enough and n > self.min_windows
 
     def _notes(self, layout: str) -> tuple[str, ...]:
+        """Notes for the user: what is different from the papers."""
         notes = []
         if layout != "leaf":
             notes.append("This is another edition of Shakespeare than LEAF's, so results are not those of the papers")
@@ -114,35 +119,36 @@ class Shakespeare(Dataset):
         return tuple(notes)
 
 
-def _code(text: str) -> np.ndarray:
+def _encode(text: str) -> np.ndarray:
+    """The index of every character of a text."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    return CODES[np.minimum(points, 127)]  # 127 is no character of the set
+    return CODES[np.minimum(points, 127)]  # 127 is not in the character set
 
 
-def _of_speeches(speeches: dict[str, list[str]], length: int) -> Roles:
-    """Windows over all that a role says, line ends and runs of spaces being one space, as LEAF has it."""
-    texts = {name: re.sub("  +", " ", "\n".join(said).replace("\n", " ")) for name, said in speeches.items()}
-    return {name: windows(_code(text), length) for name, text in texts.items()}
+def _windows_of_speeches(speeches: dict[str, list[str]], length: int) -> Roles:
+    """Windows over all speeches of every role; line ends and repeated spaces become one space, as in LEAF."""
+    texts = {name: re.sub("  +", " ", "\n".join(of_role).replace("\n", " ")) for name, of_role in speeches.items()}
+    return {name: windows(_encode(text), length) for name, text in texts.items()}
 
 
 def _read_roles(folder: Path, length: int) -> Roles:
-    """`roles.json.xz`: a list of {"play", "role", "speeches"}."""
+    """Read FedLoom's compact layout, `roles.json.xz`: a list of {"play", "role", "speeches"}."""
     path, speeches = folder / "roles.json.xz", dict[str, list[str]]()
-    found = read_json(path)
-    if not isinstance(found, list):
-        raise UserError(f"{path} must hold a list of roles, not a {type(found).__name__}.")
-    for number, one in enumerate(found, 1):
-        said = one.get("speeches") if isinstance(one, dict) else None
-        if not isinstance(said, list) or not all(isinstance(text, str) for text in (*said, one.get("role"))):
+    content = read_json(path)
+    if not isinstance(content, list):
+        raise UserError(f"{path} must hold a list of roles, not a {type(content).__name__}.")
+    for number, entry in enumerate(content, 1):
+        texts = entry.get("speeches") if isinstance(entry, dict) else None
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in (*texts, entry.get("role"))):
             raise UserError(f"{path}, entry {number}: a role has 'play', 'role' and a list of 'speeches'.")
-        if not said:
-            raise UserError(f"{path}, entry {number}: role '{one['role']}' says nothing.")
-        speeches.setdefault(f"{one.get('play')}: {one['role']}", []).extend(said)
-    return _of_speeches(speeches, length)
+        if not texts:
+            raise UserError(f"{path}, entry {number}: role '{entry['role']}' says nothing.")
+        speeches.setdefault(f"{entry.get('play')}: {entry['role']}", []).extend(texts)
+    return _windows_of_speeches(speeches, length)
 
 
 def _read_xml(folder: Path, length: int) -> Roles:
-    """Bosak's edition: a file per play, in it speeches with their speaker and lines."""
+    """Read Bosak's edition: an XML file per play, which has speeches with their speakers and lines."""
     speeches = dict[str, list[str]]()
     for path in sorted(folder.glob("*.xml")):
         try:
@@ -153,25 +159,25 @@ def _read_xml(folder: Path, length: int) -> Roles:
         title = play.findtext("TITLE", path.stem)
         for speech in play.iter("SPEECH"):
             lines = [text for line in speech.iter("LINE") if (text := _spoken(line))]
-            if lines:  # by several speakers: it goes to the first
+            if lines:  # a speech of several speakers is given to the first
                 name = f"{title}: {(speech.findtext('SPEAKER') or '').strip()}"
                 speeches.setdefault(name, []).append("\n".join(lines))
-    return _of_speeches(speeches, length)
+    return _windows_of_speeches(speeches, length)
 
 
 def _spoken(line: ElementTree.Element) -> str:
-    """A line without the stage directions in it."""
+    """The text of a line without stage directions."""
     return ((line.text or "") + "".join(part.tail or "" for part in line)).strip()
 
 
 def _read_leaf(folder: Path, length: int) -> Roles:
-    """LEAF's output: {"users", "num_samples", "user_data": {user: {"x": [80 characters, ...], "y": [the next]}}}."""
+    """Read LEAF's output: {"users", ..., "user_data": {user: {"x": [80 characters, ...], "y": [the next]}}}."""
     if length > LENGTH:
         raise UserError(f"LEAF's windows have {LENGTH} characters; length={length} is more.")
     roles: Roles = {}
     for path in sorted(folder.glob("all_data*.json")):
-        found = read_json(path)
-        users = found.get("user_data") if isinstance(found, dict) else None
+        content = read_json(path)
+        users = content.get("user_data") if isinstance(content, dict) else None
         if not isinstance(users, dict):
             raise UserError(f"{path} has no 'user_data', as LEAF's output has.")
         for name, data in users.items():
@@ -184,8 +190,8 @@ def _read_leaf(folder: Path, length: int) -> Roles:
                 for row, value in enumerate(values, 1):
                     if not isinstance(value, str) or len(value) != size:
                         raise UserError(f"{path}, user '{name}', row {row}: {size} characters are needed.")
-            codes = _code("".join(x)).reshape(len(x), LENGTH)
-            roles[name] = codes[:, LENGTH - length :], _code("".join(y))
+            codes = _encode("".join(x)).reshape(len(x), LENGTH)
+            roles[name] = codes[:, LENGTH - length :], _encode("".join(y))
     return roles
 
 

@@ -1,4 +1,4 @@
-"""Stack Exchange: the next word in the posts and comments of users of six small sites."""
+"""Stack Exchange: the next word in posts and comments on six small sites. A client is a user."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,8 @@ LAYOUTS = {"users": (FILE,)}
 
 @dataclass(frozen=True)
 class StackExchange(Dataset):
+    """Prediction of the next word at every position of a sentence; a client is a user."""
+
     name = "stackexchange"
     about = "posts on six Stack Exchange sites, next word, a client for each user"
     size = "1,394 users with 1.48 million words; 2,004 classes"
@@ -29,36 +31,39 @@ class StackExchange(Dataset):
     min_sentences: int = setting(100, "only users with at least so many sentences are clients", low=2)
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
+        """Read the sentences of the first `clients` users that have enough of them."""
         folder, _ = locate(type(self), data_dir, LAYOUTS)
-        found = []
+        users = []
         for messages in _users(folder / FILE):
-            said = [words for text in messages for one in sentences(text) if (words := basic_english(one))]
-            if len(said) >= self.min_sentences:
-                found.append(said)
-            if len(found) == clients:
-                return next_words(found, self.words, self.length)
-        raise too_few(len(found), clients, self.min_sentences)
+            tokens = [words for text in messages for sentence in sentences(text) if (words := basic_english(sentence))]
+            if len(tokens) >= self.min_sentences:
+                users.append(tokens)
+            if len(users) == clients:
+                return next_words(users, self.words, self.length)
+        raise too_few(len(users), clients, self.min_sentences)
 
 
 def _users(path: Path) -> list[list[str]]:
-    """What each user wrote, in time order; users by number, then site, so that the sites mix."""
-    users = read_json(path)
-    if not isinstance(users, list):
-        raise UserError(f"{path} must hold a list of users, not a {type(users).__name__}.")
-    found = [(_checked(path, number, one), one) for number, one in enumerate(users, 1)]
-    found.sort(key=lambda pair: (pair[1]["user"], pair[1]["site"]))
-    return [messages for messages, _ in found]
+    """The messages of every user, in time order; users are sorted by number, then site, so that the sites mix."""
+    entries = read_json(path)
+    if not isinstance(entries, list):
+        raise UserError(f"{path} must hold a list of users, not a {type(entries).__name__}.")
+    users = [(_messages(path, number, user), user) for number, user in enumerate(entries, 1)]
+    users.sort(key=lambda pair: (pair[1]["user"], pair[1]["site"]))
+    return [messages for messages, _ in users]
 
 
-def _checked(path: Path, number: int, one: Any) -> list[str]:
+def _messages(path: Path, number: int, user: Any) -> list[str]:
+    """The texts of one user, in time order, after checking the entry with this number."""
     where = f"{path}, entry {number}"
-    if not isinstance(one, dict) or not isinstance(one.get("messages"), list) or not isinstance(one.get("site"), str):
+    types = {"messages": list, "site": str}
+    if not isinstance(user, dict) or not all(isinstance(user.get(key), kind) for key, kind in types.items()):
         raise UserError(f"{where}: a user has 'site', 'user' and a list of 'messages'.")
-    if not isinstance(one.get("user"), int):
-        raise UserError(f"{where}: 'user' must be a whole number, not '{one.get('user')}'.")
-    if not one["messages"]:
-        raise UserError(f"{where}: user {one['user']} of {one['site']} has no messages.")
-    for k, message in enumerate(one["messages"], 1):
+    if not isinstance(user.get("user"), int):
+        raise UserError(f"{where}: 'user' must be a whole number, not '{user.get('user')}'.")
+    if not user["messages"]:
+        raise UserError(f"{where}: user {user['user']} of {user['site']} has no messages.")
+    for k, message in enumerate(user["messages"], 1):
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("date", "text")):
             raise UserError(f"{where}, message {k}: a message has a 'date' and a 'text'.")
-    return [message["text"] for message in sorted(one["messages"], key=lambda message: message["date"])]
+    return [message["text"] for message in sorted(user["messages"], key=lambda message: message["date"])]

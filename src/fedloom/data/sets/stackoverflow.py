@@ -1,4 +1,4 @@
-"""Stack Overflow: the next word in the sentences of its users, as TensorFlow Federated publishes them."""
+"""Stack Overflow: the next word in sentences, as TensorFlow Federated publishes them. A client is a user."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ LAYOUTS = {"tff": (FILE,)}
 
 @dataclass(frozen=True)
 class StackOverflow(Dataset):
+    """Prediction of the next word at every position of a sentence; a client is a user."""
+
     name = "stackoverflow"
     about = "Stack Overflow, next word, a client for each user"
     size = "342,477 users; 10,004 classes"
@@ -40,37 +42,40 @@ class StackOverflow(Dataset):
     min_sentences: int = setting(100, "only users with at least so many sentences are clients", low=2)
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
+        """Read the sentences of the first `clients` users that have enough of them."""
         folder, _ = locate(type(self), data_dir, LAYOUTS)
         return next_words(_users(folder / FILE, clients, self.min_sentences), self.words, self.length)
 
 
-def _users(path: Path, clients: int, least: int) -> list[list[list[str]]]:
-    """Sentences in time order of the users that come first in the sorted list and have enough of them."""
+def _users(path: Path, clients: int, min_sentences: int) -> list[list[list[str]]]:
+    """The tokenised sentences, in time order, of the first users by name that have at least `min_sentences`."""
     try:
         import h5py
     except ImportError:
         raise UserError(f"{path} is an HDF5 file; install its reader with pip install 'fedloom[hdf5]'.") from None
-    found: list[list[list[str]]] = []
+    users: list[list[list[str]]] = []
     try:
         with h5py.File(path, "r") as file:
             for user in sorted(file["examples"]):
-                if len(file["examples"][user]["tokens"]) >= least:
-                    found.append(_sentences(file["examples"][user]))
-                if len(found) == clients:
-                    return found
+                if len(file["examples"][user]["tokens"]) >= min_sentences:
+                    users.append(_sentences(file["examples"][user]))
+                if len(users) == clients:
+                    return users
     except (OSError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0].strip("'\"")
         raise UserError(f"{path} is damaged or not TFF's file ({reason}); fetch it again.") from None
-    raise too_few(len(found), clients, least)
+    raise too_few(len(users), clients, min_sentences)
 
 
 def _sentences(user: Any) -> list[list[str]]:
+    """The tokenised sentences of one user, in time order."""
     order = np.argsort(user["creation_date"].asstr()[:], kind="stable")
     return [text.split() for text in user["tokens"].asstr()[:][order]]
 
 
-def too_few(found: int, clients: int, least: int) -> UserError:
+def too_few(users: int, clients: int, min_sentences: int) -> UserError:
+    """The error if fewer users than clients have enough sentences."""
     return UserError(
-        f"{found} users have at least {least} sentences, fewer than the {clients} clients; use fewer clients or a "
-        "smaller min_sentences."
+        f"{users} users have at least {min_sentences} sentences, fewer than the {clients} clients; use fewer clients "
+        "or a smaller min_sentences."
     )

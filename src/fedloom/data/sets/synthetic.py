@@ -1,4 +1,4 @@
-"""Synthetic data: Gaussian inputs, labels from a linear model that all clients share or that each has for itself."""
+"""Synthetic data: Gaussian inputs, and labels from a linear model, which clients share or have one each."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +10,22 @@ from fedloom.core.keys import rng, stream
 from fedloom.core.settings import setting
 from fedloom.data.dataset import Dataset, RawDataset
 
-SERVER_SHARE = 0.2  # the last samples that a client generates go to the server
+SERVER_SHARE = 0.2  # of a client's samples, the last ones, goes to the server
 
 
 class Client(NamedTuple):
+    """The samples of a client, and the linear model that labels them."""
+
     x: np.ndarray
     y: np.ndarray
-    w: np.ndarray  # the labels are argmax(x w + c)
+    w: np.ndarray  # y is argmax(x w + c)
     c: np.ndarray
 
 
 @dataclass(frozen=True)
 class Synthetic(Dataset):
+    """Generated data, as in the experiments of PAGE or FedProx."""
+
     name = "synthetic"
     about = "generated; variant page (one labelling model for all) or fedprox, Synthetic(alpha, beta)"
     size = "page: 375 samples per client, 30 classes; fedprox: sizes vary, 10 classes"
@@ -35,29 +39,30 @@ class Synthetic(Dataset):
     alpha: float = setting(0.0, "a, how much the clients' labelling models differ (fedprox)", low=0)
     beta: float = setting(1.0, "b, how much the clients' inputs differ", low=0)
     per_client: int = setting(375, "samples per client (page)", low=5)
-    theta: float = setting(0.0, "spread of the logarithm of a client's size (page)", low=0)
+    theta: float = setting(0.0, "standard deviation of the logarithm of a client's size (page)", low=0)
     iid_x: bool = setting(False, "the same input distribution at all clients")
 
     @property
     def shape(self) -> tuple[int, int]:
-        """inputs, classes"""
+        """The numbers of inputs and of classes."""
         return (30, 30) if self.variant == "page" else (60, 10)
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
-        made = [self.client(i, seed) for i in range(clients)]
-        ends = np.cumsum([len(c.y) for c in made])
-        mine, server = [], []
-        for client, end in zip(made, ends, strict=True):
+        """Generate the samples of all clients."""
+        generated = [self.client(i, seed) for i in range(clients)]
+        ends = np.cumsum([len(c.y) for c in generated])
+        local, server = [], []
+        for client, end in zip(generated, ends, strict=True):
             rows = np.arange(end - len(client.y), end)
-            local = round(len(rows) * (1 - SERVER_SHARE))
-            mine.append(rows[:local])
-            server.append(rows[local:])
-        x = np.concatenate([c.x for c in made]).astype(np.float32)
-        y = np.concatenate([c.y for c in made])
-        return RawDataset(x, y, self.shape[1], natural=tuple(mine), server=np.concatenate(server), ordered=True)
+            count = round(len(rows) * (1 - SERVER_SHARE))
+            local.append(rows[:count])
+            server.append(rows[count:])
+        x = np.concatenate([c.x for c in generated]).astype(np.float32)
+        y = np.concatenate([c.y for c in generated])
+        return RawDataset(x, y, self.shape[1], natural=tuple(local), server=np.concatenate(server), ordered=True)
 
     def client(self, i: int, seed: int) -> Client:
-        """The samples of client i; they do not depend on how many clients there are."""
+        """Generate the samples of client i; they do not depend on the number of clients."""
         dim, classes = self.shape
         draw = rng("partition", seed, stream("synthetic"), i)
         if self.variant == "page":
@@ -67,10 +72,10 @@ class Synthetic(Dataset):
         u, b = draw.normal(0, self.alpha), draw.normal(0, self.beta)
         centre = np.zeros(dim) if self.iid_x else draw.normal(b, 1, dim)
         if self.variant == "page":
-            common = rng("partition", seed, stream("synthetic-model"))
-            w, c = common.normal(0, 1, (dim, classes)), common.normal(0, 1, classes)
+            shared = rng("partition", seed, stream("synthetic-model"))
+            w, c = shared.normal(0, 1, (dim, classes)), shared.normal(0, 1, classes)
         else:
             w, c = draw.normal(u, 1, (dim, classes)), draw.normal(u, 1, classes)
-        spread = np.arange(1, dim + 1) ** -0.6  # square root of Sigma = diag(j^-1.2)
-        x = centre + draw.normal(0, 1, (n, dim)) * spread
+        std = np.arange(1, dim + 1) ** -0.6  # square root of Sigma = diag(j^-1.2)
+        x = centre + draw.normal(0, 1, (n, dim)) * std
         return Client(x, np.argmax(x @ w + c, axis=1), w, c)

@@ -1,1 +1,1 @@
-"""A user's own data: layouts are recognised, files are read, and whatever is wrong with them is said in a sentence."""
+"""Reading a user's data (the data set `own`): detect the layout of the files, read them, report what is wrong."""

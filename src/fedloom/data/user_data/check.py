@@ -1,4 +1,4 @@
-"""What can be said about data before any training: counts, and all that is wrong with them."""
+"""`fedloom data check`: statistics of a user's data, and everything that is wrong with them."""
 
 from __future__ import annotations
 
@@ -7,45 +7,50 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.errors import UserError
-from fedloom.data.sets.own import OwnData, default_model, keep
-from fedloom.data.user_data.findings import Findings, listed, many, short
-from fedloom.data.user_data.layout import near
-from fedloom.data.user_data.read import read
+from fedloom.core.errors import UserError, plural
+from fedloom.data.sets.own import OwnData, cache_samples, default_model
+from fedloom.data.user_data.issues import Issues, join_names, shorten
+from fedloom.data.user_data.layout import short_path
+from fedloom.data.user_data.read import read_samples
 from fedloom.data.user_data.samples import Samples
 
-FEW = 10  # samples of a client, below which its own test says little
-RARE = 20  # times fewer samples than the largest class
+FEW_SAMPLES = 10  # a client with fewer has too small a test set
+IMBALANCE = 20  # a class with so many times fewer samples than the largest is mentioned
 
 
-def check(asked: OwnData) -> dict[str, Any]:
-    """Never raises for what is wrong with the data: `problems` has it, a sentence each."""
-    findings = Findings(strict=False)
-    facts: dict[str, Any] = {"path": str(near(asked.path))}
+def check(options: OwnData) -> dict[str, Any]:
+    """Read a user's data and report on them.
+
+    Returns a dictionary with `ready` (whether a run can use the data), `problems` and `remarks` (a kind and a sentence
+    each), `path` and, if the data can be read, statistics. A mistake in the data raises nothing.
+    """
+    issues = Issues(strict=False)
+    report: dict[str, Any] = {"path": str(short_path(options.path))}
     try:
-        samples = read(asked, findings)
+        samples = read_samples(options, issues)
     except UserError as error:
-        if str(error) not in [sentence for _, sentence in findings.problems]:
-            findings.problems.append(("fatal", str(error)))
+        if str(error) not in [sentence for _, sentence in issues.problems]:
+            issues.problems.append(("fatal", str(error)))
     else:
-        facts |= _facts(samples)
-        if not findings.problems:
-            keep(asked, samples)
-        _look_closer(samples, findings)
+        report |= _statistics(samples)
+        if not issues.problems:
+            cache_samples(options, samples)
+        _add_remarks(samples, issues)
     return {
-        **facts,
-        "problems": [{"kind": kind, "text": text} for kind, text in findings.problems],
-        "remarks": [{"kind": kind, "text": text} for kind, text in findings.remarks],
-        "ready": not findings.problems,
+        **report,
+        "problems": [{"kind": kind, "text": text} for kind, text in issues.problems],
+        "remarks": [{"kind": kind, "text": text} for kind, text in issues.remarks],
+        "ready": not issues.problems,
     }
 
 
-def _facts(samples: Samples) -> dict[str, Any]:
+def _statistics(samples: Samples) -> dict[str, Any]:
+    """Counts of samples per class, client and split, and the defaults of a run."""
     classes = len(samples.classes)
-    owner = samples.client if samples.client is not None else np.zeros(len(samples.y), dtype=np.int64)
+    client = samples.client if samples.client is not None else np.zeros(len(samples.y), dtype=np.int64)
     names = samples.clients if samples.client is not None else ()
     counts = np.zeros((max(1, len(names)), classes), dtype=np.int64)
-    np.add.at(counts, (owner, samples.y), 1)
+    np.add.at(counts, (client, samples.y), 1)
     clients = [
         {"client": name, "samples": int(row.sum()), "classes": int((row > 0).sum()), "labels": row.tolist()}
         for name, row in zip(names, counts, strict=False)
@@ -71,59 +76,63 @@ def _facts(samples: Samples) -> dict[str, Any]:
     }
 
 
-def _look_closer(samples: Samples, findings: Findings) -> None:
-    """What is not wrong, but worth knowing."""
+def _add_remarks(samples: Samples, issues: Issues) -> None:
+    """Add remarks: rare classes, small clients, duplicates."""
     total = np.bincount(samples.y, minlength=len(samples.classes))
     if absent := [samples.classes[c] for c in np.flatnonzero(total == 0)]:
-        findings.remark("absent", f"No sample is of class {listed(absent)}.")
-    rare = [c for c in np.flatnonzero(total) if total[c] * RARE < total.max()]
+        issues.remark("absent", f"No sample is of class {join_names(absent)}.")
+    rare = [c for c in np.flatnonzero(total) if total[c] * IMBALANCE < total.max()]
     if rare:
-        names = listed([f"{samples.classes[c]} ({total[c]})" for c in rare])
-        findings.remark("imbalance", f"Classes with few samples, of {total.max()} in the largest: {names}.")
+        names = join_names([f"{samples.classes[c]} ({total[c]})" for c in rare])
+        issues.remark("imbalance", f"Classes with few samples, of {total.max()} in the largest: {names}.")
     if samples.client is not None:
-        _look_at_clients(samples, findings)
-    _look_for_copies(samples, findings)
+        _remark_on_clients(samples, issues)
+    _remark_on_duplicates(samples, issues)
 
 
-def _look_at_clients(samples: Samples, findings: Findings) -> None:
+def _remark_on_clients(samples: Samples, issues: Issues) -> None:
+    """Remark on clients with few samples or classes, and on classes that only one client has."""
     assert samples.client is not None
     counts = np.zeros((len(samples.clients), len(samples.classes)), dtype=np.int64)
     np.add.at(counts, (samples.client, samples.y), 1)
     sizes = counts.sum(1)
-    small = [samples.clients[i] for i in np.flatnonzero((sizes >= 2) & (sizes < FEW))]
+    small = [samples.clients[i] for i in np.flatnonzero((sizes >= 2) & (sizes < FEW_SAMPLES))]
     if small:
-        findings.remark(
+        issues.remark(
             "small",
-            f"{many(len(small), 'client')} with fewer than {FEW} samples, so that a test says little: {listed(small)}.",
+            f"{plural(len(small), 'client')} with fewer than {FEW_SAMPLES} samples, so that a test says little: "
+            f"{join_names(small)}.",
         )
     if single := [samples.classes[c] for c in np.flatnonzero((counts > 0).sum(0) == 1)]:
-        findings.remark("one client", f"Only one client has class {listed(single)}.")
+        issues.remark("one client", f"Only one client has class {join_names(single)}.")
     if narrow := [samples.clients[i] for i in np.flatnonzero((counts > 0).sum(1) == 1)]:
-        findings.remark("one class", f"{many(len(narrow), 'client')} with one class only: {listed(narrow)}.")
+        issues.remark("one class", f"{plural(len(narrow), 'client')} with one class only: {join_names(narrow)}.")
     if samples.split is not None:
         for part in ("train", "test"):
-            have = np.bincount(samples.client[samples.split == part], minlength=len(samples.clients))
-            if without := [samples.clients[i] for i in np.flatnonzero(have == 0)]:
-                findings.remark("split", f"Clients without samples for {part} will be left out: {listed(without)}.")
+            sizes = np.bincount(samples.client[samples.split == part], minlength=len(samples.clients))
+            if absent := [samples.clients[i] for i in np.flatnonzero(sizes == 0)]:
+                issues.remark("split", f"Clients without samples for {part} will be left out: {join_names(absent)}.")
 
 
-def _look_for_copies(samples: Samples, findings: Findings) -> None:
-    """The same values twice: at two clients, or in training and test, they make results too good."""
+def _remark_on_duplicates(samples: Samples, issues: Issues) -> None:
+    """Remark on samples with the same values: in two splits or at two clients, they make results too good."""
     x = np.ascontiguousarray(samples.x).reshape(len(samples.y), -1)
-    seen: dict[bytes, int] = {}
-    between, parts, inside = [], [], []
-    whole = np.arange(len(x)) if x.dtype.kind != "f" else np.flatnonzero(~np.isnan(x).any(1))
-    for i in whole.tolist():
-        first = seen.setdefault(hashlib.blake2b(x[i].data, digest_size=16).digest(), i)
+    first_rows: dict[bytes, int] = {}
+    across_clients, across_splits, within_client = [], [], []
+    complete = np.arange(len(x)) if x.dtype.kind != "f" else np.flatnonzero(~np.isnan(x).any(1))
+    for i in complete.tolist():
+        first = first_rows.setdefault(hashlib.blake2b(x[i].data, digest_size=16).digest(), i)
         if first == i:
             continue
         if samples.split is not None and samples.split[first] != samples.split[i]:
-            parts.append((first, i))
+            across_splits.append((first, i))
         elif samples.client is not None and samples.client[first] != samples.client[i]:
-            between.append((first, i))
+            across_clients.append((first, i))
         else:
-            inside.append((first, i))
-    for pairs, text in ((parts, "Samples in two parts"), (between, "Samples at two clients"), (inside, "Copies")):
+            within_client.append((first, i))
+    for pairs, text in (
+        (across_splits, "Samples in two parts"), (across_clients, "Samples at two clients"), (within_client, "Copies"),
+    ):  # fmt: skip
         if pairs:
-            a, b = (short(samples.where(row), 60) for row in pairs[0])
-            findings.remark("copies", f"{text}: {len(pairs)}, such as {a} and {b}; results may be too good.")
+            a, b = (shorten(samples.where(row), 60) for row in pairs[0])
+            issues.remark("copies", f"{text}: {len(pairs)}, such as {a} and {b}; results may be too good.")

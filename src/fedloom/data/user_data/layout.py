@@ -1,4 +1,4 @@
-"""Which files there are, and what their names say: the client, the class, what a sample is for."""
+"""The layout of a user's data: which files there are, and which client, class and split their paths stand for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedloom.core.errors import UserError
-from fedloom.data.user_data.findings import Findings, listed, reason
+from fedloom.data.user_data.issues import Issues, error_text, join_names
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".pq")
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
 ARRAYS = (".npz",)
-KINDS = {"table": TABLES, "picture": PICTURES, "array": ARRAYS}
+KINDS = {"table": TABLES, "image": IMAGES, "array": ARRAYS}
 READABLE = "CSV (.csv, .tsv), Parquet (.parquet), NumPy (.npz) and pictures (.png, .jpg)"
 SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
@@ -27,87 +27,96 @@ SHARD = re.compile(r"(part|shard|data|chunk|train|test)[-_ ]?\d+", re.IGNORECASE
 
 @dataclass(frozen=True)
 class File:
+    """A file of the user's data, and what its path says about its samples."""
+
     path: Path
-    parts: tuple[str, ...]  # folders between the data's path and the file
-    split: str | None = None
+    parts: tuple[str, ...]  # folders between the path of the data and the file
+    split: str | None = None  # train, val or test
     client: str | None = None
     label: str | None = None
 
     @property
     def stem(self) -> str:
+        """The file's name without its suffix, which may be a double one such as .csv.gz."""
         name = self.path.name
         return name[: -len(_suffix(name))]
 
 
 @dataclass(frozen=True)
 class Layout:
-    kind: str  # table, picture, array or huggingface
+    """The files of the user's data, all of one kind."""
+
+    kind: str  # table, image, array or huggingface
     files: tuple[File, ...]
-    about: str
+    about: str  # for the user, such as "a table per client"
 
 
 def _suffix(name: str) -> str:
     return next((s for suffixes in KINDS.values() for s in suffixes if name.lower().endswith(s)), Path(name).suffix)
 
 
-def kind_of(path: Path) -> str | None:
+def file_kind(path: Path) -> str | None:
+    """The kind of a file by its suffix: "table", "image", "array", or None if it is not read."""
     name = path.name.lower()
     return next((kind for kind, suffixes in KINDS.items() if name.endswith(suffixes)), None)
 
 
-def look(path: Path, findings: Findings) -> Layout:
-    """Recognise how the data at a path are laid out."""
-    _check_there(path)
+def detect_layout(path: Path, issues: Issues) -> Layout:
+    """Find the files at a path, and the client, class and split that each stands for."""
+    _check_exists(path)
     if not path.is_dir():
-        kind = kind_of(path)
-        if kind is None or kind == "picture":
+        kind = file_kind(path)
+        if kind is None or kind == "image":
             raise UserError(f"{path} is not a file that FedLoom reads; it reads {READABLE}, and folders of them.")
         return Layout(kind, (File(path, ()),), f"one {'table' if kind == 'table' else 'file of arrays'}")
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json", "dataset_info.json")):
         return Layout("huggingface", (File(path, ()),), "a Hugging Face data set on disk")
-    found, empty, others = _walk(path, findings)
-    if not found and any(file.suffix == ".arrow" for file in others):
+    files, empty, others = _walk(path, issues)
+    if not files and any(file.suffix == ".arrow" for file in others):
         raise UserError(
             f"{path} has Arrow files, but no state.json and no dataset_info.json; write the data set again with "
             "save_to_disk."
         )
-    if not found:
-        what = f"only {listed([file.name for file in others], 3)}" if others else "nothing"
+    if not files:
+        what = f"only {join_names([file.name for file in others], 3)}" if others else "nothing"
         raise UserError(f"{path} has nothing that FedLoom reads, {what}; it reads {READABLE}.")
-    kinds = Counter(kind_of(file.path) for file in found)
+    kinds = Counter(file_kind(file.path) for file in files)
     if len(kinds) > 1:
-        examples = [next(_relative(f.path, path) for f in found if kind_of(f.path) == kind) for kind in kinds]
+        examples = [next(_relative(f.path, path) for f in files if file_kind(f.path) == kind) for kind in kinds]
         raise UserError(f"{path} has files of different kinds, such as {' and '.join(examples)}; give one kind a path.")
     for folder in empty:
-        findings.problem("empty", f"{folder} is an empty folder; remove it, or put its data there.")
+        issues.problem("empty", f"{folder} is an empty folder; remove it, or put its data there.")
     if others:
-        names = listed([_relative(file, path) for file in others], 5)
-        findings.remark("ignored", f"Files of other kinds are not read: {names}.")
+        names = join_names([_relative(file, path) for file in others], 5)
+        issues.remark("ignored", f"Files of other kinds are not read: {names}.")
     kind = next(iter(kinds))
     assert kind is not None
-    files, split = _without_splits(found)
-    about, files = _pictures(path, files, findings) if kind == "picture" else _per_client(path, kind, files, findings)
+    files, split = _assign_splits(files)
+    about, files = (
+        _assign_image_folders(path, files, issues) if kind == "image" else _assign_clients(kind, files, issues)
+    )
     return Layout(kind, tuple(files), about + (", folders for training and test" if split else ""))
 
 
-def near(path: str) -> Path:
-    """A path as short as a reader knows it: relative, where it lies below the current folder."""
+def short_path(path: str) -> Path:
+    """The path relative to the current folder if it lies below it; otherwise as it is."""
     try:
         return Path(path).relative_to(Path.cwd())
     except (ValueError, OSError):
         return Path(path)
 
 
-def _check_there(path: Path) -> None:
+def _check_exists(path: Path) -> None:
     try:
         path.stat()
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist{_similar(path)}") from None
+        raise UserError(f"{path} does not exist{_suggestion(path)}") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({reason(error).lower()}).") from None
+        raise UserError(f"{path} cannot be read ({error_text(error).lower()}).") from None
 
 
-def _similar(path: Path) -> str:
+def _suggestion(path: Path) -> str:
+    """The end of the message about a path that does not exist: a similar one, if there is any."""
     try:
         names = [entry.name for entry in os.scandir(path.parent)]
     except OSError:
@@ -116,20 +125,20 @@ def _similar(path: Path) -> str:
     return f"; did you mean '{path.parent / close[0]}'?" if close else "."
 
 
-def _walk(top: Path, findings: Findings) -> tuple[list[File], list[Path], list[Path]]:
-    """Files that can be read, folders below the first without any, other files."""
-    found: list[File] = []
+def _walk(root: Path, issues: Issues) -> tuple[list[File], list[Path], list[Path]]:
+    """All files below a folder that can be read, the folders directly below it without any, and other files."""
+    files: list[File] = []
     others: list[Path] = []
     empty: list[Path] = []
 
-    def visit(folder: Path, parts: tuple[str, ...], above: frozenset[str]) -> int:
+    def visit(folder: Path, parts: tuple[str, ...], ancestors: frozenset[str]) -> int:
         try:
             names = sorted(entry.name for entry in os.scandir(folder))
         except OSError as error:
-            findings.problem("unreadable", f"{folder} cannot be read ({reason(error).lower()}).")
+            issues.problem("unreadable", f"{folder} cannot be read ({error_text(error).lower()}).")
             return 1
         if {"config.yaml", "checkpoints"} <= set(names) or "compare.yaml" in names:
-            return 1  # runs that were started where the data are
+            return 1  # results of runs, which were started where the data are
         count = 0
         for name in names:
             path = folder / name
@@ -137,86 +146,89 @@ def _walk(top: Path, findings: Findings) -> tuple[list[File], list[Path], list[P
                 continue
             if path.is_dir():
                 real = os.path.realpath(path)
-                if real in above:
-                    findings.problem("unreadable", f"{path} is a link that leads back to {real}; remove it.")
+                if real in ancestors:
+                    issues.problem("unreadable", f"{path} is a link that leads back to {real}; remove it.")
                 else:
-                    count += visit(path, (*parts, name), above | {real})
+                    count += visit(path, (*parts, name), ancestors | {real})
             elif not path.is_file():
-                findings.problem("unreadable", f"{path} is a link that leads nowhere; remove it or repair it.")
-            elif kind_of(path) is None:
+                issues.problem("unreadable", f"{path} is a link that leads nowhere; remove it or repair it.")
+            elif file_kind(path) is None:
                 others.append(path)
             else:
-                found.append(File(path, parts))
+                files.append(File(path, parts))
                 count += 1
         if not count and len(parts) == 1:
             empty.append(folder)
         return count
 
-    visit(top, (), frozenset({os.path.realpath(top)}))
-    return found, empty, others
+    visit(root, (), frozenset({os.path.realpath(root)}))
+    return files, empty, others
 
 
-def _without_splits(files: list[File]) -> tuple[list[File], bool]:
-    """Folders (or files) called train and test say what samples are for; the rest of the path says what it did."""
-    tops = {(file.parts[0] if file.parts else file.stem).lower() for file in files}
-    if not {"train", "test"} <= {SPLITS.get(top) for top in tops} or not tops <= set(SPLITS):
+def _assign_splits(files: list[File]) -> tuple[list[File], bool]:
+    """If the first parts of all paths are names of splits, such as train and test: the files with their split, and
+    without that part. Also returns whether this was so."""
+    names = {_first_part(file).lower() for file in files}
+    if not {"train", "test"} <= {SPLITS.get(name) for name in names} or not names <= set(SPLITS):
         return files, False
-    return [
-        replace(file, parts=file.parts[1:] if file.parts else ("",), split=SPLITS[_top(file).lower()]) for file in files
-    ], True
+    splits = [SPLITS[_first_part(file).lower()] for file in files]
+    parts = [file.parts[1:] if file.parts else ("",) for file in files]
+    return [replace(file, parts=p, split=s) for file, p, s in zip(files, parts, splits, strict=True)], True
 
 
-def _top(file: File) -> str:
+def _first_part(file: File) -> str:
+    """The first folder below the path of the data, or the name of a file that lies there."""
     return file.parts[0] if file.parts else file.stem
 
 
-def _per_client(top: Path, kind: str, files: list[File], findings: Findings) -> tuple[str, list[File]]:
-    """A file, or a folder of files, per client; a single file is a table like any other."""
-    thing = "table" if kind == "table" else "file of arrays"
-    names = {_top(file) for file in files}
+def _assign_clients(kind: str, files: list[File], issues: Issues) -> tuple[str, list[File]]:
+    """The files with the client that the first part of their path names, and the layout in words. A single file has no
+    client."""
+    noun = "table" if kind == "table" else "file of arrays"
+    names = {_first_part(file) for file in files}
     if len(names) == 1 and not any(len(file.parts) and file.parts[0] for file in files):
-        return f"one {thing}", files
+        return f"one {noun}", files
     if names == {""}:
-        return f"one {thing} per part", files
-    places: dict[tuple[str | None, str], Path] = {}
-    kept = []
+        return f"one {noun} per part", files
+    locations: dict[tuple[str | None, str], Path] = {}
+    assigned = []
     for file in files:
-        client = _top(file)
-        place = file.path.parents[len(file.parts) - 1] if file.parts else file.path
-        first = places.setdefault((file.split, client), place)
-        if first != place:
-            findings.problem(
-                "client twice", f"Client '{client}' is there twice, as {first} and as {place}; merge them."
+        client = _first_part(file)
+        location = file.path.parents[len(file.parts) - 1] if file.parts else file.path
+        first = locations.setdefault((file.split, client), location)
+        if first != location:
+            issues.problem(
+                "client twice", f"Client '{client}' is there twice, as {first} and as {location}; merge them."
             )
             continue
-        kept.append(replace(file, client=client))
+        assigned.append(replace(file, client=client))
     if all(SHARD.match(name) for name in names):
-        findings.remark(
+        issues.remark(
             "shards",
-            f"Files are taken for clients, but {listed(sorted(names), 2)} may be pieces of one table: "
+            f"Files are taken for clients, but {join_names(sorted(names), 2)} may be pieces of one table: "
             "if so, say which column has the client (client=NAME).",
         )
-    return f"a {thing} per client", kept
+    return f"a {noun} per client", assigned
 
 
-def _pictures(top: Path, files: list[File], findings: Findings) -> tuple[str, list[File]]:
-    """client/class/picture, or class/picture."""
+def _assign_image_folders(root: Path, files: list[File], issues: Issues) -> tuple[str, list[File]]:
+    """Images with the client and class of their folders (CLIENT/CLASS or CLASS), and the layout in words."""
     depth = Counter(len(file.parts) for file in files).most_common(1)[0][0]
     if depth not in (1, 2):
         raise UserError(
-            f"Pictures lie in folders CLIENT/CLASS or CLASS, but {_relative(files[0].path, top)} in {top} does not."
+            f"Pictures lie in folders CLIENT/CLASS or CLASS, but {_relative(files[0].path, root)} in {root} does not."
         )
-    kept = []
+    assigned = []
     for file in files:
         if len(file.parts) != depth:
-            wanted = "CLIENT/CLASS" if depth == 2 else "CLASS"
-            findings.problem(
-                "misplaced", f"{file.path} does not lie in a folder {wanted} as the other pictures do; move it."
+            expected = "CLIENT/CLASS" if depth == 2 else "CLASS"
+            issues.problem(
+                "misplaced", f"{file.path} does not lie in a folder {expected} as the other pictures do; move it."
             )
             continue
-        kept.append(replace(file, client=file.parts[0] if depth == 2 else None, label=file.parts[-1]))
-    return "pictures in folders " + ("CLIENT/CLASS" if depth == 2 else "CLASS"), kept
+        assigned.append(replace(file, client=file.parts[0] if depth == 2 else None, label=file.parts[-1]))
+    return "pictures in folders " + ("CLIENT/CLASS" if depth == 2 else "CLASS"), assigned
 
 
-def _relative(path: Path, top: Path) -> str:
-    return str(path.relative_to(top))
+def _relative(path: Path, root: Path) -> str:
+    return str(path.relative_to(root))

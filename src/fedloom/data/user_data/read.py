@@ -1,4 +1,4 @@
-"""From a path to samples."""
+"""Reads a user's data of any layout."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, plural
 from fedloom.data.user_data import arrays, columns
-from fedloom.data.user_data.findings import Findings, Origin, many
-from fedloom.data.user_data.layout import Layout, look, near
-from fedloom.data.user_data.names import Coded, classes_of, clients_of
-from fedloom.data.user_data.pictures import Picture, stacked
+from fedloom.data.user_data.categorical import Categorical, encode_classes, encode_clients
+from fedloom.data.user_data.images import ImageSource, load_images
+from fedloom.data.user_data.issues import Issues, Origin
+from fedloom.data.user_data.layout import Layout, detect_layout, short_path
 from fedloom.data.user_data.samples import Samples
 from fedloom.data.user_data.tables import Sheet, read_huggingface, read_table
 
@@ -19,62 +19,68 @@ if TYPE_CHECKING:
     from fedloom.data.sets.own import OwnData
 
 
-def read(asked: OwnData, findings: Findings) -> Samples:
-    path = near(asked.path)
-    layout = look(path, findings)
-    if layout.kind == "picture":
-        made = _pictures(layout, asked, findings)
+def read_samples(options: OwnData, issues: Issues) -> Samples:
+    """The samples at `options.path`. Problems go to `issues`; a UserError is raised if nothing can be read."""
+    path = short_path(options.path)
+    layout = detect_layout(path, issues)
+    if layout.kind == "image":
+        samples = _read_images(layout, options, issues)
     elif layout.kind == "array":
-        made = arrays.samples_of(layout.files, layout.about, asked, findings)
+        samples = arrays.samples_from_arrays(layout.files, layout.about, options, issues)
     else:
-        sheets = read_huggingface(path, findings) if layout.kind == "huggingface" else _sheets(layout, asked, findings)
-        if not sheets:
+        tables = (
+            read_huggingface(path, issues) if layout.kind == "huggingface" else _read_tables(layout, options, issues)
+        )
+        if not tables:
             raise UserError(f"{path} has no table that can be read.")
-        made = columns.samples_of(sheets, layout.about, asked, findings)
-    _check_sizes(made, findings)
-    return made
+        samples = columns.samples_from_tables(tables, layout.about, options, issues)
+    _check_client_sizes(samples, issues)
+    return samples
 
 
-def _sheets(layout: Layout, asked: OwnData, findings: Findings) -> list[Sheet]:
+def _read_tables(layout: Layout, options: OwnData, issues: Issues) -> list[Sheet]:
+    """The tables of a layout that can be read, each with the client and split of its file."""
     sheets = []
     for file in layout.files:
-        sheet = read_table(file.path, asked.delimiter, findings)
+        sheet = read_table(file.path, options.delimiter, issues)
         if sheet is not None:
             sheets.append(sheet._replace(client=file.client, split=file.split))
     return sheets
 
 
-def _pictures(layout: Layout, asked: OwnData, findings: Findings) -> Samples:
-    if asked.kind not in ("auto", "image"):
-        raise UserError(f"{near(asked.path)} holds pictures, so kind={asked.kind} is impossible.")
-    files = layout.files
-    x, good = stacked([Picture(str(file.path), str(file.path)) for file in files], asked.resize, findings)
-    kept = [file for file, use in zip(files, good, strict=True) if use]
-    if not kept:
-        raise UserError(f"No picture in {near(asked.path)} can be read.")
+def _read_images(layout: Layout, options: OwnData, issues: Issues) -> Samples:
+    if options.kind not in ("auto", "image"):
+        raise UserError(f"{short_path(options.path)} holds pictures, so kind={options.kind} is impossible.")
+    sources = [ImageSource(str(file.path), str(file.path)) for file in layout.files]
+    x, readable = load_images(sources, options.resize, issues)
+    files = [file for file, ok in zip(layout.files, readable, strict=True) if ok]
+    if not files:
+        raise UserError(f"No picture in {short_path(options.path)} can be read.")
     where = Origin()
-    for file in kept:
+    for file in files:
         where.add(str(file.path), None, 1)
-    y, classes = classes_of(Coded.of_array(np.array([f.label for f in kept])), where, "the class", findings)
+    labels = Categorical.from_array(np.array([file.label for file in files]))
+    y, classes = encode_classes(labels, where, "the class", issues)
     client: np.ndarray | None = None
     names: tuple[str, ...] = ()
-    if kept[0].client is not None and asked.client != "none":
-        client, names = clients_of(Coded.of_array(np.array([f.client for f in kept])), where, "the client", findings)
-    split = np.array([f.split for f in kept]) if kept[0].split is not None else None
-    made = Samples("image", x, y, classes, where, layout.about, client=client, clients=names, split=split)
-    return made.checked("the folder", findings)
+    if files[0].client is not None and options.client != "none":
+        owners = Categorical.from_array(np.array([file.client for file in files]))
+        client, names = encode_clients(owners, where, "the client", issues)
+    split = np.array([file.split for file in files]) if files[0].split is not None else None
+    samples = Samples("image", x, y, classes, where, layout.about, client=client, clients=names, split=split)
+    return samples.usable("the folder", issues)
 
 
-def _check_sizes(samples: Samples, findings: Findings) -> None:
-    """Clients that would be left out."""
+def _check_client_sizes(samples: Samples, issues: Issues) -> None:
+    """Report clients that have too few samples to take part."""
     if samples.client is None:
         return
     sizes = np.bincount(samples.client, minlength=len(samples.clients))
     if (sizes < 2).all():
-        findings.problem(
+        issues.problem(
             "small", "No client has two samples, one to learn from and one to test on; is it the right column?"
         )
     for i in np.flatnonzero(sizes < 2):
-        findings.remark(
-            "small", f"Client '{samples.clients[i]}' has {many(int(sizes[i]), 'sample')} and will be left out."
+        issues.remark(
+            "small", f"Client '{samples.clients[i]}' has {plural(int(sizes[i]), 'sample')} and will be left out."
         )

@@ -20,10 +20,10 @@ from fedloom.engine import batching
 from fedloom.engine.batching import Schedule
 from fedloom.engine.cohort import Cohort, Outcome, Scores, get_stats, global_slot, with_stats
 from fedloom.engine.executors.scoring import score_rows
-from fedloom.engine.executors.worker_threads import raise_if_stopped, run_in_threads
 from fedloom.engine.graph.client_step import TracedClientStep, single_model_layout
 from fedloom.engine.graph.function_cache import FunctionCache
-from fedloom.engine.planning.plan import PhaseId, Plan
+from fedloom.engine.plan import PhaseId, Plan
+from fedloom.engine.worker_threads import raise_if_stopped, run_in_threads
 
 T = TypeVar("T")
 Predict = Callable[[Tensor], Tensor]

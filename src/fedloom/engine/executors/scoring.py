@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.task import Task
-from fedloom.engine.executors.worker_threads import raise_if_stopped
+from fedloom.engine.worker_threads import raise_if_stopped
 
 EVAL_BATCH = {"cpu": 1 << 9, "cuda": 1 << 11}  # samples that one model scores at once
 EVAL_BATCH_CPU_IMAGES = 128  # more images at once need activations that no longer fit the caches: a quarter slower

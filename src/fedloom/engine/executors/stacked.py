@@ -30,7 +30,7 @@ from fedloom.engine.cohort import Cohort, Outcome, Scores, get_stats, global_slo
 from fedloom.engine.executors.stacked_scoring import MIN_EVAL_ROWS, StackedScoring
 from fedloom.engine.graph.function_cache import FunctionCache
 from fedloom.engine.graph.stacked_step import CudaGraphRunner, FunctionalRunner, StackedStep, StepRunner, flat_inputs
-from fedloom.engine.planning.plan import PhaseId, Plan
+from fedloom.engine.plan import PhaseId, Plan
 
 log = logging.getLogger("fedloom")
 
@@ -257,8 +257,11 @@ class StackedExecutor:
 
     def _prefetch(self, cohort: Cohort) -> None:
         """While a GPU is at work, prepare the first batches of the clients of the next round."""
-        self.next_cohort, ids = None, cohort.next_ids
-        if ids is None or self.memory_pool is None or len(ids) != len(cohort) or len(ids) > self.plan.chunk:
+        ids = cohort.next_ids
+        if ids is None:  # joining clients: the batches that were prepared before are still to come
+            return
+        self.next_cohort = None
+        if self.memory_pool is None or len(ids) != len(cohort) or len(ids) > self.plan.chunk:
             return
         phase = self.phases["train"][0]
         if phase.until is not None or not isinstance(phase.epochs, int):  # the batches depend on what clients compute
@@ -276,8 +279,9 @@ class StackedExecutor:
             self.next_cohort = NextCohort(t, ids, seeds, run, windows)
 
     def _windows(self, schedule: Schedule) -> BatchWindows:
-        prefetched, self.next_cohort = self.next_cohort, None  # it serves once
+        prefetched = self.next_cohort
         if prefetched and prefetched.windows.schedule is schedule:
+            self.next_cohort = None  # it serves once
             return prefetched.windows
         length = self._window_length(schedule.batch * schedule.group)
         return BatchWindows(self.task, schedule, length, self._batching_call)

@@ -20,7 +20,7 @@ from fedloom.engine.cohort import Cohort, Scores
 from fedloom.engine.executors.scoring import eval_batch, fitting_rows, score_rows
 from fedloom.engine.graph.function_cache import FunctionCache
 from fedloom.engine.lru_cache import LRUCache
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.plan import Plan
 from fedloom.nn.kernels.convolution import convolutions
 
 CACHE_BYTES = 1 << 26  # of tables of samples that are kept between evaluations

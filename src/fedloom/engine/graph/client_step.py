@@ -13,9 +13,9 @@ from fedloom.core.algorithm import Batch, Info, Phase
 from fedloom.core.federation import channels_last
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
-from fedloom.engine.executors.worker_threads import raise_if_stopped
 from fedloom.engine.graph.in_place import reuse_buffers
 from fedloom.engine.graph.tracing import trace
+from fedloom.engine.worker_threads import raise_if_stopped
 
 
 def single_model_layout(x: Tensor) -> Tensor:

@@ -8,16 +8,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fedloom.engine.graph.analysis import is_view, memory_of, same_layout, value_of
-from fedloom.nn.kernels.dispatch import use_custom_kernel
-from fedloom.nn.kernels.fused_update import FUSED_UPDATE
+from fedloom.engine.graph.analysis import is_view, memory_of, same_layout
 from fedloom.nn.kernels.matmul import MATMUL, SUBTRACT_MATMUL, depth_per_program
 
 aten = torch.ops.aten
 _IN_PLACE = {aten.sub.Tensor: aten.sub_.Tensor, aten.add.Tensor: aten.add_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
-_UPDATES: dict[Any, int] = {aten.sub_.Tensor: 1, aten.add_.Tensor: -1, aten.copy_.default: 0}
-MAX_FUSED_ELEMENTS = 1 << 20  # a larger tensor gets a kernel of its own
-MAX_FUSED_TENSORS, MAX_SUMMED_ROWS = 32, 64  # tensors that one kernel writes; rows of a gradient that it sums
 # operation -> its out= form, the name of that argument, positions of arguments that may be overwritten
 _OUT_FORMS: dict[Any, tuple[Any, str, tuple[int, ...]]] = {
     aten.relu.default: (aten.relu.out, "out", (0,)),
@@ -76,71 +71,6 @@ def fuse_matmul_updates(module: GraphModule) -> None:
             node.kwargs = {}
             module.graph.erase_node(new)
     module.recompile()
-
-
-def fuse_small_updates(module: GraphModule, counter: int) -> None:
-    """Write all small inputs of a graph from `write_to_inputs` in one kernel at its end, which also counts."""
-    graph, written = module.graph, _overwritten(module)
-    count = graph.find_nodes(op="placeholder")[counter]
-    (end,) = graph.find_nodes(op="output")
-    groups: dict[int, list[Node]] = {}
-    for node in graph.nodes:
-        if node.target in _UPDATES and _movable(node, written):
-            groups.setdefault(len(node.args[0].meta["val"]), []).append(node)
-    most = max(groups.values(), key=len, default=[])[:MAX_FUSED_TENSORS]
-    if not most or not use_custom_kernel("fused_update"):
-        return
-    with graph.inserting_before(end):
-        mine = [node.args[0] for node in most]
-        new = [_rows_of(graph, node, written) or node.args[1] for node in most]
-        alphas = [_UPDATES[node.target] * float(node.kwargs.get("alpha", 1)) for node in most]  # type: ignore[arg-type]
-        copies = [node.target is aten.copy_.default for node in most]
-        graph.call_function(FUSED_UPDATE, (mine, new, alphas, copies, count))
-    counting = [node for node in count.users if node.target is aten.add_.Tensor]
-    for node in (*most, *counting):
-        graph.erase_node(node)
-    graph.eliminate_dead_code()
-    module.recompile()
-
-
-def _overwritten(module: GraphModule) -> set[Node]:
-    """All memory that operations write to."""
-    found = set()
-    for node in module.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload):
-            values = zip(node.target._schema.arguments, node.args, strict=False)
-            found |= {memory_of(v) for a, v in values if a.is_write and isinstance(v, Node)}
-    return found
-
-
-def _movable(node: Node, written: set[Node]) -> bool:
-    """True if it writes a whole small input, with a value that is not changed later."""
-    mine, new = node.args[:2]
-    if not isinstance(new, Node) or mine.op != "placeholder" or memory_of(new) in written:  # type: ignore[union-attr]
-        return False
-    value = value_of(mine)
-    if value is None or value.dtype != torch.float32 or not 0 < value.numel() <= MAX_FUSED_ELEMENTS:
-        return False
-    return value.dim() > 0 and value.is_contiguous() and same_layout(mine, new)  # type: ignore[arg-type]
-
-
-def _rows_of(graph: Any, node: Node, written: set[Node]) -> Node | None:
-    """The summands (clients, rows, ...), if what is written is a sum over a few rows."""
-    mine, new = node.args[:2]
-    while new.target is aten.view.default and len(new.users) == 1:  # type: ignore[union-attr]
-        new = new.args[0]  # type: ignore[union-attr]
-    if new.target is not aten.sum.dim_IntList or len(new.users) > 1:  # type: ignore[union-attr]
-        return None
-    source, dims = new.args[:2]  # type: ignore[union-attr]
-    value, shape = value_of(source), value_of(mine).shape  # type: ignore[union-attr]
-    if value is None or list(dims) != list(range(1, 1 + len(dims))) or not value.is_contiguous():  # type: ignore[arg-type]
-        return None
-    rows = value[0].numel() // max(1, shape[1:].numel())
-    if rows > MAX_SUMMED_ROWS or value.dtype != torch.float32 or memory_of(source) in written:  # type: ignore[arg-type]
-        return None
-    found = graph.call_function(aten.view.default, (source, [shape[0], rows, *shape[1:]]))
-    found.meta["val"] = value.view(shape[0], rows, *shape[1:])
-    return found
 
 
 def reuse_buffers(module: GraphModule) -> None:

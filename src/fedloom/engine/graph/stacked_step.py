@@ -20,12 +20,13 @@ from fedloom.device.transfer import clone_tensors, copy_tensors
 from fedloom.engine.batching import Window
 from fedloom.engine.cohort import Cohort
 from fedloom.engine.graph.analysis import count_operations, passed_through, result_bytes, used_inputs
-from fedloom.engine.graph.in_place import fuse_matmul_updates, fuse_small_updates, write_to_inputs
+from fedloom.engine.graph.in_place import fuse_matmul_updates, write_to_inputs
 from fedloom.engine.graph.multi_stream import MAX_RESULT_BYTES, MultiStreamGraph
 from fedloom.engine.graph.tracing import trace
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.plan import Plan
 from fedloom.nn.kernels.batch_gather import gather_batch, pack_table, table_width
 from fedloom.nn.kernels.convolution import convolutions
+from fedloom.nn.kernels.dispatch import use_custom_kernel
 from fedloom.nn.kernels.passes import insert_kernels
 from fedloom.nn.kernels.warmup import compile_kernels
 
@@ -203,6 +204,7 @@ class CudaGraphRunner:
             k, epoch, last, key = more
             return self.step.on_batch(x, y, (mask, k, epoch, last > 0, key), flat[:-2])
 
+        use_custom_kernel("batch_gather")
         module = trace(step, inputs)
         compiled = self._compiles(prefix)
         self.changes = [not same for same in passed_through(module, 2)]
@@ -211,7 +213,6 @@ class CudaGraphRunner:
         write_to_inputs(module, 2, 1)
         if not compiled:  # torch's compiler fuses updates itself
             fuse_matmul_updates(module)
-            fuse_small_updates(module, 1)
         return module, inputs
 
     def _compiles(self, prefix: int) -> bool:

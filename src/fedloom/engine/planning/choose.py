@@ -15,6 +15,7 @@ from fedloom.device.memory import available_memory
 from fedloom.engine.cohort import Cohort, Executor
 from fedloom.engine.executors.per_client import PerClientExecutor
 from fedloom.engine.executors.stacked import StackedExecutor
+from fedloom.engine.plan import Plan, Replay
 from fedloom.engine.planning.dry_run import dry_run
 from fedloom.engine.planning.measure import (
     Option,
@@ -23,7 +24,6 @@ from fedloom.engine.planning.measure import (
     measure_per_client,
     measure_stacked,
 )
-from fedloom.engine.planning.plan import Plan, Replay
 from fedloom.engine.planning.tuning import candidates, fastest_algos
 from fedloom.nn.kernels.convolution import Algo, ConvCase, convolutions
 from fedloom.nn.kernels.dispatch import has_cuda_kernels

@@ -16,7 +16,7 @@ from fedloom.engine.executors.stacked import StackedExecutor
 from fedloom.engine.graph.analysis import peak_bytes
 from fedloom.engine.graph.stacked_step import StackedStep, flat_inputs
 from fedloom.engine.graph.tracing import trace
-from fedloom.engine.planning.plan import Plan
+from fedloom.engine.plan import Plan
 from fedloom.nn.kernels.convolution import Algo
 
 STATE_COPIES = 6  # work, its result, what is kept, what is uploaded, one more of each while they are exchanged

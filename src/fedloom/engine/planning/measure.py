@@ -24,9 +24,9 @@ from fedloom.engine.cohort import Cohort, Executor
 from fedloom.engine.executors.per_client import PerClientExecutor
 from fedloom.engine.executors.scoring import score_rows
 from fedloom.engine.executors.stacked import StackedExecutor
-from fedloom.engine.executors.worker_threads import run_in_threads
 from fedloom.engine.graph.stacked_step import StepRunner, flat_inputs
-from fedloom.engine.planning.plan import Mode, Plan
+from fedloom.engine.plan import Mode, Plan
+from fedloom.engine.worker_threads import run_in_threads
 
 log = logging.getLogger("fedloom")
 

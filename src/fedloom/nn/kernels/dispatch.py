@@ -27,8 +27,6 @@ KERNELS = {
     "convolution": "convolutions with weights per client",
     "cross_entropy": "mean cross-entropy and its gradient",
     "dropout": "dropout masks from keys",
-    "embedding": "word vectors per client and their gradient",
-    "fused_update": "writes many small parameters at the end of a step",
     "lstm": "all time steps of an LSTM layer, in Triton",
     "lstm_hopper": "all time steps of an LSTM layer of at most 100 units, for Hopper GPUs",
     "matmul": "products with weights per client",
@@ -40,6 +38,8 @@ _decisions: dict[str, str] = {}
 
 def _disabled() -> set[str]:
     names = {name.strip() for name in os.environ.get("FEDLOOM_DISABLE_KERNELS", "").split(",")} - {""}
+    for name in sorted(names - {"all", *KERNELS}):
+        log.warning("FEDLOOM_DISABLE_KERNELS names '%s'; known: all, %s.", name, ", ".join(KERNELS))
     return set(KERNELS) if "all" in names else names
 
 
@@ -62,9 +62,10 @@ def use_custom_kernel(name: str, obstacle: str | None = None) -> bool:
 
 def _note_decision(name: str, obstacle: str | None) -> None:
     """Remember that a kernel was used, or why it was not; that it was used somewhere counts."""
-    if _decisions.get(name) == USED or _decisions.get(name) == obstacle:
+    decision = obstacle or USED
+    if _decisions.get(name) in (USED, decision):
         return
-    _decisions[name] = obstacle or USED
+    _decisions[name] = decision
     log.info("Kernel %s (%s): %s.", name, KERNELS[name], "used" if obstacle is None else f"not used, {obstacle}")
 
 

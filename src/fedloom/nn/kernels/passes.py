@@ -4,7 +4,6 @@ from torch.fx import GraphModule
 
 from fedloom.nn.kernels import dispatch
 from fedloom.nn.kernels.channel_sum import replace_channel_sums
-from fedloom.nn.kernels.embedding import replace_embeddings
 from fedloom.nn.kernels.matmul import replace_matmuls
 from fedloom.nn.kernels.pooling import replace_pooling
 
@@ -18,4 +17,3 @@ def insert_kernels(module: GraphModule, compiled: bool = False) -> None:
     if not compiled:
         replace_pooling(module)
         replace_channel_sums(module)
-        replace_embeddings(module)

@@ -39,12 +39,12 @@ def shared_bytes(device: torch.device, size: int, rows: int) -> tuple[int, int]:
     return tuple(found.tolist())
 
 
-@cache
 def fits(device: torch.device, size: int) -> bool:
     """True if layers of this size can use the kernels on this device."""
     return use_custom_kernel("lstm_hopper", _obstacle(device, size))
 
 
+@cache
 def _obstacle(device: torch.device, size: int) -> str | None:
     if size > MAX_UNITS or size % 4:
         return f"a layer of {size} units; it takes multiples of 4 up to {MAX_UNITS}"

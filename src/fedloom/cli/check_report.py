@@ -1,0 +1,107 @@
+"""Prints the result of `fedloom data check`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+MAX_SENTENCES = 10  # of one kind
+MAX_CLASS_COLUMNS = 8  # with more classes, the table has no column for each
+ROWS_AT_ENDS = 8  # shown at either end of a long table
+Row = dict[str, Any]
+
+
+def print_check(console: Console, report: Row, options: list[str], as_json: bool) -> None:
+    """Print what a check found in a user's data, and the command that uses them.
+
+    Args:
+        console: where to print.
+        report: the dictionary that `fedloom.data.user_data.check.check` returns.
+        options: options of the check, which the printed command repeats.
+        as_json: print the dictionary as JSON.
+    """
+    if as_json:
+        console.print_json(json.dumps(report))
+        return
+    if "kind" in report:
+        _print_contents(console, report)
+    for title, sentences in (("Worth knowing", report["remarks"]), ("To be corrected", report["problems"])):
+        if sentences:
+            console.print(f"[bold]{title}[/]", highlight=False)
+        for sentence in _limited(sentences):
+            console.print(Text(f"  {sentence}"), soft_wrap=True)
+    if report["ready"]:
+        path = report["path"] if os.sep in report["path"] or report["path"] == "." else f".{os.sep}{report['path']}"
+        command = ["fedloom", "run", "--dataset", path, *options]
+        console.print(Text.assemble(("ready", "bold"), f": {shlex.join(command)}"), soft_wrap=True)
+    else:
+        count = len(report["problems"])
+        text = f": {count} {'thing' if count == 1 else 'things'} to correct"
+        console.print(Text.assemble(("not ready", "bold"), text))
+
+
+def _limited(sentences: list[dict[str, str]]) -> Iterator[str]:
+    """The texts of problems or remarks, at most MAX_SENTENCES of each kind."""
+    for kind in dict.fromkeys(sentence["kind"] for sentence in sentences):
+        texts = [sentence["text"] for sentence in sentences if sentence["kind"] == kind]
+        yield from texts[:MAX_SENTENCES]
+        if len(texts) > MAX_SENTENCES:
+            yield f"... and {len(texts) - MAX_SENTENCES} more like this; --json has all."
+
+
+def _print_contents(console: Console, report: Row) -> None:
+    """Print the counts: samples, classes, clients, and samples per client and class."""
+    clients, classes = report["clients"], report["classes"]
+    console.print(Text(f"{report['path']}: {report['layout']}"), soft_wrap=True)
+    count = f"{len(clients)} clients" if clients else "no clients"
+    text = f"{report['samples']} samples, {len(classes)} classes, {count}; {_sample_description(report)}"
+    console.print(text, highlight=False, soft_wrap=True)
+    if report["parts"]:
+        parts = ", ".join(f"{count} {name}" for name, count in report["parts"].items() if count)
+        console.print(f"Parts: {parts}", highlight=False)
+    divided = "" if clients else f", divided by {report['partition']} (--partition, --clients)"
+    console.print(f"Unless told otherwise: model {report['model']}{divided}", highlight=False)
+    used = [c for c, entry in enumerate(classes) if entry["samples"]]
+    if clients and len(used) <= MAX_CLASS_COLUMNS:
+        rows = [[row["client"], row["samples"], *(row["labels"][c] for c in used)] for row in clients]
+        total = ["all", report["samples"], *(classes[c]["samples"] for c in used)]
+        _print_table(console, ["client", "samples", *(classes[c]["class"] for c in used)], rows, total)
+        return
+    columns = ["class", "samples", *(["clients"] if clients else [])]
+    _print_table(console, columns, [[row[column] for column in columns] for row in classes])
+    if clients:
+        columns = ["client", "samples", "classes"]
+        _print_table(console, columns, [[row[column] for column in columns] for row in clients])
+
+
+def _sample_description(report: Row) -> str:
+    """What the samples are, such as "4 numbers each"."""
+    shape, vocabulary = "x".join(map(str, report["shape"])), report["vocabulary"]
+    if report["kind"] == "image":
+        return f"pictures of {shape} (channels, height, width)"
+    if report["kind"] == "text":
+        return f"texts of up to {shape} words, {vocabulary} in the vocabulary"
+    if report["kind"] == "sequence":
+        return f"sequences of {shape}" + (f" tokens, {vocabulary} in the vocabulary" if vocabulary else "")
+    return f"{shape} numbers each"
+
+
+def _print_table(console: Console, columns: list[str], rows: list[list[Any]], total: list[Any] | None = None) -> None:
+    """Print all rows, or of a long table those with the most and the fewest samples; `total` is the last row."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(Text(column), justify="right" if i else "left", overflow="ellipsis", no_wrap=True)
+    if len(rows) > 2 * ROWS_AT_ENDS + 4:
+        ranked = sorted(rows, key=lambda row: -row[1])
+        rows = [*ranked[:ROWS_AT_ENDS], [f"... {len(rows) - 2 * ROWS_AT_ENDS} more"], *ranked[-ROWS_AT_ENDS:]]
+    for row in [*rows, *([total] if total else [])]:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    console.print(table)

@@ -1,0 +1,336 @@
+"""Prints progress, results and lists to a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from fedloom.core.errors import plural
+from fedloom.report import sweep as sweep_table
+from fedloom.report.leaderboard import (
+    COLUMNS,
+    UNSEEN,
+    UNSEEN_CAPTION,
+    VIEWS,
+    caption,
+    format_bytes,
+    format_cell,
+    format_number,
+    main_rows,
+    unseen_rows,
+)
+
+if TYPE_CHECKING:
+    from fedloom.studies.compare import Comparison
+    from fedloom.studies.execute import OnRound
+    from fedloom.studies.result import Result
+    from fedloom.studies.sweep import Sweep
+
+DETAILS = ("settings", "usual", "paper", "licence", "model", "partition")  # columns of `fedloom list KIND NAME` only
+METRICS = {
+    "acc_mean": "mean",
+    "acc_low5": "lowest 5 %",
+    "acc_top5": "top 5 %",
+    "acc_worst": "worst",
+    "client_acc_std": "std",
+}
+UNSEEN_VIEWS = {"new": "unseen, on arrival", "joined": "unseen, joined"}
+
+
+@contextmanager
+def round_progress(console: Console) -> Iterator[Callable[[str], OnRound | None]]:
+    """A progress bar of rounds, with accuracy and time left; nothing if the output is not a terminal.
+
+    Yields a function that starts the bar of a run, given its title, and returns the run's `on_round` callback.
+    """
+    if not console.is_terminal:
+        yield lambda title: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[score]}"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+
+        def start(title: str) -> OnRound:
+            for previous in bar.task_ids:
+                bar.remove_task(previous)
+            task = bar.add_task(title, total=None, score="getting ready")
+            started = False
+
+            def on_round(done: int, total: int, row: dict[str, Any] | None) -> None:
+                nonlocal started
+                if started:
+                    bar.update(task, completed=done)
+                else:  # a resumed run does not start at 0; the time left is estimated from here
+                    bar.reset(task, completed=done, total=total)
+                    started = True
+                if row is not None:
+                    bar.update(task, score=f"mean {row['pre_acc_mean']:.1f}  lowest 5 % {row['pre_acc_low5']:.1f}")
+
+            return on_round
+
+        yield start
+
+
+@contextmanager
+def download_progress(console: Console) -> Iterator[Callable[[str, int, int | None], None] | None]:
+    """A progress bar for each file that is downloaded; nothing if the output is not a terminal.
+
+    Yields the callback of `fedloom.data.fetch.download`.
+    """
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def on_progress(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file, total=total, completed=done)
+            bar.update(tasks[file], completed=done, total=total)
+
+        yield on_progress
+
+
+def print_result(console: Console, result: Result) -> None:
+    """Print accuracy over clients in the last round, the round best on validation data, and the round best on test."""
+    config, last, plan = result.config, result.last(), result.plan
+    unseen = len(result.unseen)
+    evaluated = len(result.clients["client"].unique()) - unseen
+    clients = plural(evaluated, "client") + ("" if config["eval_clients"] is None else " evaluated")
+    clients += f" and {unseen} unseen" if unseen else ""
+    console.print(
+        f"[bold]{config['algorithm']['name']}[/] on {dataset_label(config['dataset'])}: {clients}, "
+        f"{_describe(config['partition'])}, {_describe(config['model'])}, "
+        f"{config['rounds']} rounds in {result.seconds:.1f} s",
+        highlight=False,
+    )
+    table = _titled_table("\nTest accuracy over clients, %")
+    table.add_column("model", no_wrap=True)
+    for column in ("round", *METRICS.values()):
+        table.add_column(column, justify="right")
+    reports: dict[str, Callable[[str], dict[str, Any]]] = {"last round": lambda view: last}
+    if "pre_val_acc_mean" in last:
+        reports["best on validation"] = result.best_on_validation
+    reports["best on test"] = result.best_on_test
+    for report, pick in reports.items():
+        table.add_row(f"[bold]{report}[/]")
+        for view, name in VIEWS.items():
+            if f"{view}_acc_mean" in last:
+                row = pick(view)
+                table.add_row(f"  {name}", str(row["round"]), *(f"{row[f'{view}_{metric}']:.2f}" for metric in METRICS))
+        row = pick("pre")  # held-out clients have no say in which round is selected
+        for view, name in UNSEEN_VIEWS.items():
+            if f"{view}_acc_mean" in row:
+                table.add_row(f"  {name}", str(row["round"]), *(f"{row[f'{view}_{metric}']:.2f}" for metric in METRICS))
+    console.print(table)
+    console.print("(Best on test is how the papers report; it is selected on the numbers it shows.)\n", style="dim")
+    if "acc_global" in last:
+        console.print(f"Global model on the server's data, last round: {last['acc_global']:.2f} %", highlight=False)
+    stacked = f"clients stacked ({plan['replay']}), {plan['chunk']} at once"
+    how = stacked if plan["mode"] == "stacked" else "one client after another"
+    traffic = f"{format_bytes(last['bytes_down'])} down and {format_bytes(last['bytes_up'])} up in a round"
+    console.print(f"Traffic: {traffic}. Execution: {how}.", highlight=False)
+    if result.folder is not None:
+        console.print(f"Everything is in {result.folder}", highlight=False, soft_wrap=True)
+
+
+# those that fit a narrow terminal; the files have more
+SHOWN_COLUMNS = ("acc_mean", "acc_low5", "acc_top5", "acc_worst", "client_acc_std", "gain", "harmed", "last")
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print the leaderboard of the personal models; the files have those of the other models, too."""
+    rows, config = main_rows(comparison.board), comparison.config
+    console.print(
+        f"[bold]{len(rows)} methods[/] on {dataset_label(config['dataset'])}: {_describe(config['partition'])}, "
+        f"{_describe(config['model'])}, {config['rounds']} rounds, {plural(len(config['seeds']), 'seed')}",
+        highlight=False,
+    )
+    table = _titled_table("\nPersonal models, test accuracy over clients, %", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("method", overflow="fold", min_width=8)
+    for column in SHOWN_COLUMNS:
+        table.add_column(COLUMNS[column][0], justify="right", no_wrap=column == "acc_mean")
+    for row in rows:
+        numbers = (format_cell(row, column, with_std=False, digits=1) for column in SHOWN_COLUMNS[1:-1])
+        still_moving = "*" * format_cell(row, "trend").endswith("*")
+        last = format_cell(row, "last", with_std=False, digits=1) + still_moving
+        table.add_row(row["method"], format_cell(row, "acc_mean", separator=" ±"), *numbers, last)
+    console.print(table)
+    console.print(f"{caption(comparison.board)}\n", style="dim", highlight=False)
+    if held_out := unseen_rows(comparison.board):
+        _print_unseen(console, held_out)
+    costs = _titled_table("Cost of a round")
+    costs.add_column("method", overflow="fold")
+    for title in ("sent down", "sent up", "training, s", "evaluation, s"):
+        costs.add_column(title, justify="right")
+    for row in rows:
+        seconds = (format_number(row[name]) for name in ("train_seconds", "eval_seconds"))
+        costs.add_row(row["method"], format_bytes(row["bytes_down"]), format_bytes(row["bytes_up"]), *seconds)
+    console.print(costs)
+    if comparison.folder is not None:
+        text = f"Leaderboard as CSV, Markdown and LaTeX, and all runs: {comparison.folder}"
+        console.print(text, highlight=False, soft_wrap=True)
+
+
+def print_sweep(console: Console, sweep: Sweep) -> None:
+    """Print all combinations of settings, the best on validation data first."""
+    config, keys = sweep.config, [line.partition("=")[0] for line in sweep.config["grid"]]
+    console.print(
+        f"[bold]{config['algorithm']['name']}[/] on {dataset_label(config['dataset'])}: "
+        f"{plural(len(sweep.table), 'combination')} of {', '.join(keys)}, {config['rounds']} rounds, "
+        f"{plural(len(config['seeds']), 'seed')}",
+        highlight=False,
+    )
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for i, title in enumerate(sweep_table.titles(keys)):
+        table.add_column(Text(title), justify="left" if i < len(keys) else "right")
+    for row in sweep.table:
+        table.add_row(*(Text(text) for text in sweep_table.cells(row, keys, separator=" ±")))
+    console.print(table)
+    console.print(f"{sweep_table.CAPTION}\n", style="dim", highlight=False)
+    if sweep.command is not None:
+        console.print(Text.assemble("Run the best one: ", (sweep.command, "bold")), soft_wrap=True)
+    if sweep.folder is not None:
+        console.print(f"The table as CSV and Markdown, and all runs: {sweep.folder}", highlight=False, soft_wrap=True)
+
+
+def _print_unseen(console: Console, rows: list[dict[str, Any]]) -> None:
+    """Print the leaderboard of held-out clients."""
+    table = _titled_table("Unseen clients, test accuracy, %", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("method", overflow="fold", min_width=8)
+    for title, _ in UNSEEN.values():
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(row["method"], *(format_cell(row, column, with_std=False, digits=1) for column in UNSEEN))
+    console.print(table)
+    console.print(f"{UNSEEN_CAPTION}\n", style="dim", highlight=False)
+
+
+def _titled_table(title: str, **style: Any) -> Table:
+    return Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, **style)
+
+
+SHADES = " ▁▂▃▄▅▆▇█"
+MAX_CLIENTS = 50  # rows of a table
+MAX_BARS = 25  # as many fit a terminal of 80 columns; with more classes, a bar stands for several
+
+
+def print_partition(console: Console, statistics: dict[str, Any], as_json: bool) -> None:
+    """Print how samples are distributed over clients, as `fedloom.report.partition.describe` computes it."""
+    if as_json:  # colours and indents of a million numbers would take a minute
+        console.out(json.dumps(statistics), highlight=False)
+        return
+    clients = statistics["clients"]
+    sizes = sorted(client["samples"] for client in clients)
+    console.print(
+        f"{statistics['samples']} samples"
+        + (f" with {statistics['positions']} labels" if "positions" in statistics else "")
+        + f" of {statistics['classes']} classes at {len(clients)} clients"
+        + (f", {statistics['server']} at the server" if statistics["server"] else ""),
+        highlight=False,
+    )
+    console.print(
+        f"Samples per client: {sizes[0]} to {sizes[-1]}, median {sizes[len(sizes) // 2]}. Skew of classes: "
+        f"{statistics['skew']:.2f} (0: as in all data, 1: nothing in common).",
+        highlight=False,
+    )
+    if held_out := [client["client"] for client in clients if client.get("held_out")]:
+        which = f"client {held_out[0]}" if len(held_out) == 1 else f"clients {held_out[0]} to {held_out[-1]}"
+        console.print(f"Held out, so that they never train: {which}.", highlight=False)
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("client", "samples", "train", "val", "test", "classes"):
+        table.add_column(column, justify="right")
+    width = -(-statistics["classes"] // MAX_BARS)
+    share = "share of each class" if width == 1 else f"share of each {width} classes"
+    table.add_column(share, no_wrap=True)
+    if held_out:
+        table.add_column("", no_wrap=True)
+    for client in clients[:MAX_CLIENTS]:
+        cells = [str(client[name]) for name in ("samples", "train", "val", "test", "classes")]
+        cells += [_bars(client["labels"], width), *(["out" if client["held_out"] else ""] if held_out else [])]
+        table.add_row(Text(str(client.get("name", client["client"]))), *cells)
+    console.print(table)
+    if len(clients) > MAX_CLIENTS:
+        console.print(f"The first {MAX_CLIENTS} of {len(clients)} clients; --json has all, --picture FILE shows all.")
+
+
+def dataset_label(section: dict[str, Any]) -> str:
+    """The name of the data set in a config dict; for a user's data, the last part of their path."""
+    return Path(section["path"]).absolute().name if section.get("path") else section.get("name", "digits")
+
+
+def _bars(labels: list[int], width: int) -> str:
+    """A bar chart of samples per class in one line of text; a bar stands for `width` classes."""
+    counts = [sum(labels[start : start + width]) for start in range(0, len(labels), width)]
+    most = max(counts)
+    return "".join(SHADES[-(-n * (len(SHADES) - 1) // most)] for n in counts) if most else ""
+
+
+def _describe(section: dict[str, Any]) -> str:
+    """A section of a config dict as text, such as "dirichlet_class (beta=0.1)"."""
+    options = ", ".join(f"{k}={v}" for k, v in section.items() if k != "name")
+    return f"{section['name']} ({options})" if options else section["name"]
+
+
+def print_catalog(console: Console, kind: str, rows: list[dict[str, Any]], as_json: bool, details: bool) -> None:
+    """Print entries of `fedloom.cli.catalog`: as JSON, with all their settings (`details`), or as a table."""
+    if as_json:
+        console.print_json(json.dumps(rows))
+    elif details:
+        for row in rows:
+            _print_details(console, row)
+    else:
+        _print_list(console, kind, rows)
+
+
+def _print_list(console: Console, kind: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    columns = [column for column in rows[0] if column not in DETAILS]
+    for column in columns:
+        table.add_column(column.removesuffix("_model"), no_wrap=column == "name", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(row[column])) for column in columns))  # brackets are text, not markup
+    console.print(table)
+    console.print(f"Settings of one of them: fedloom list {kind} {rows[0]['name']}", highlight=False)
+
+
+def _print_details(console: Console, row: dict[str, Any]) -> None:
+    for name, value in row.items():
+        if name not in ("settings", "name"):
+            console.print(f"{name.replace('_', ' ')}: {_cell(value)}", highlight=False, markup=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("setting", "default", "meaning"):
+        table.add_column(column)
+    for name, about in row["settings"].items():
+        table.add_row(*(Text(text) for text in (name, _default(about["default"]), about["about"])))
+    console.print(table if row["settings"] else "It has no settings of its own.", highlight=False)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={v}" for k, v in value.items())
+    return "" if value is None else str(value)
+
+
+def _default(value: Any) -> str:
+    """A default as a user would type it."""
+    if isinstance(value, tuple):
+        return "/".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else _cell(value)

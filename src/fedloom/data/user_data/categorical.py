@@ -1,0 +1,158 @@
+"""Classes, clients and splits as integer codes: from whatever values stand for them in the user's data."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fedloom.core.errors import UserError, nearest, plural
+from fedloom.data.user_data.issues import Issues, Origin, shorten
+from fedloom.data.user_data.layout import SPLITS
+
+WHOLE = re.compile(r"[+-]?\d+")
+FRACTION = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+PLAUSIBLE_CLASSES = 20  # up to this many, classes are not taken for ids or measurements
+
+
+class Categorical:
+    """Distinct values (`categories`), and for every sample the index of its value (`codes`, -1 for none)."""
+
+    def __init__(self, categories: list[Any], codes: np.ndarray) -> None:
+        self.categories, self.codes = categories, codes
+
+    @staticmethod
+    def from_column(column: pa.ChunkedArray) -> Categorical:
+        """Encode a column of an Arrow table; nulls get the code -1."""
+        coded = column.combine_chunks()
+        if not pa.types.is_dictionary(coded.type):
+            coded = coded.dictionary_encode()
+        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return Categorical(coded.dictionary.to_pylist(), codes)
+
+    @staticmethod
+    def from_array(values: np.ndarray) -> Categorical:
+        """Encode a NumPy array."""
+        categories, codes = np.unique(values, return_inverse=True)
+        return Categorical(categories.tolist(), codes.reshape(-1).astype(np.int64))
+
+    def first_row(self, code: int) -> int:
+        """The first sample that has a code."""
+        return int(np.flatnonzero(self.codes == code)[0])
+
+    def map_categories(self, numbers: list[int]) -> np.ndarray:
+        """A number for every sample, given one for every category; -1 for samples without a value."""
+        return np.append(np.array(numbers, dtype=np.int64), -1)[self.codes]
+
+
+def encode_classes(
+    coded: Categorical, where: Origin, what: str, issues: Issues, names: list[str] | None = None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The class index of every sample (-1 for none), and the names of the classes, sorted (numbers by value).
+
+    Args:
+        coded: the label of every sample.
+        where: origin of the samples.
+        what: what a label is called in messages, such as "the label 'y'".
+        issues: where missing and ambiguous labels are reported.
+        names: names of the classes if labels are their indices already.
+    """
+    if names is not None:
+        numbers = [v if isinstance(v, int) and 0 <= v < len(names) else -1 for v in coded.categories]
+        ids = coded.map_categories(numbers)
+        _report_missing(ids, where, f"{what} names no class (0 to {len(names) - 1})", issues)
+        return ids, tuple(names)
+    texts = [_as_text(value) for value in coded.categories]
+    _report_similar(coded, texts, [text.strip() for text in texts], where, "classes", issues)
+    texts = [text.strip() for text in texts]
+    values: dict[str, Any] = {text: text for text in texts if text}
+    if values and all(FRACTION.fullmatch(text) for text in values):
+        for code, text in enumerate(texts):
+            if text and not WHOLE.fullmatch(text) and not float(text).is_integer():
+                raise UserError(
+                    f"{where(coded.first_row(code))}: {what} is {shorten(text)}, a number with a fraction, but FedLoom "
+                    "learns classes; turn it into a few, such as low and high."
+                )
+        values = {text: int(text) if WHOLE.fullmatch(text) else int(float(text)) for text in values}
+    ordered = sorted(set(values.values()))
+    index = {name: i for i, name in enumerate(ordered)}
+    ids = coded.map_categories([index[values[text]] if text else -1 for text in texts])
+    _report_missing(ids, where, f"{what} is empty", issues)
+    return ids, tuple(str(name) for name in ordered)
+
+
+def check_classes(ids: np.ndarray, names: tuple[str, ...], what: str) -> None:
+    """Raise a UserError if there is only one class, or so many that `what` cannot be the label."""
+    n, used = len(ids), np.unique(ids)
+    if len(used) < 2:
+        raise UserError(f"All samples are of one class, '{shorten(names[used[0]])}'; there is nothing to learn.")
+    if len(used) > max(PLAUSIBLE_CLASSES, n // 2) or (len(used) == n and n > 2):
+        raise UserError(
+            f"There are {len(used)} classes for {n} samples, as if {what} were an id or a measurement; say which is "
+            "the class with label=NAME."
+        )
+
+
+def encode_clients(coded: Categorical, where: Origin, what: str, issues: Issues) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The client index of every sample (-1 for none), and the names of the clients, sorted (numbers first)."""
+    texts = [_as_text(value) for value in coded.categories]
+    _report_similar(coded, texts, [text.strip().casefold() for text in texts], where, "clients", issues)
+    texts = [text.strip() for text in texts]
+    ordered = sorted(
+        {text for text in texts if text},
+        key=lambda name: (0, int(name), name) if WHOLE.fullmatch(name) else (1, 0, name),
+    )
+    index = {text: i for i, text in enumerate(ordered)}
+    ids = coded.map_categories([index.get(text, -1) for text in texts])
+    _report_missing(ids, where, f"{what} is empty", issues)
+    return ids, tuple(ordered)
+
+
+def encode_splits(coded: Categorical, where: Origin, what: str, issues: Issues) -> np.ndarray:
+    """The split of every sample: "train", "val", "test", or "" if it is unknown."""
+    words = [SPLITS.get(_as_text(value).strip().lower(), "") for value in coded.categories]
+    for code, word in enumerate(words):
+        if not word:
+            text = shorten(_as_text(coded.categories[code]))
+            issues.problem(
+                "split", f"{where(coded.first_row(code))}: {what} is '{text}', not train, val or test; "
+                f"{nearest(text, ('train', 'val', 'test'))}"
+            )  # fmt: skip
+    if (coded.codes < 0).any():
+        issues.problem("split", f"{where(int((coded.codes < 0).argmax()))}: {what} is empty, not train, val or test.")
+    return np.array([*words, ""])[coded.codes]
+
+
+def _as_text(value: Any) -> str:
+    """A value as text, "" if it is missing."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return str(value)
+
+
+def _report_similar(
+    coded: Categorical, texts: list[str], normalised: list[str], where: Origin, noun: str, issues: Issues
+) -> None:
+    """Report names that differ, but are equal after normalisation, such as "Berlin" and "berlin "."""
+    first_code: dict[str, int] = {}
+    for code, name in enumerate(normalised):
+        same = first_code.setdefault(name, code)
+        if name and same != code:
+            issues.problem(
+                "alike",
+                f"The {noun} '{shorten(texts[same])}' ({where(coded.first_row(same))}) and '{shorten(texts[code])}' "
+                f"({where(coded.first_row(code))}) differ in spaces or capitals only; write them alike.",
+            )
+
+
+def _report_missing(ids: np.ndarray, where: Origin, what: str, issues: Issues) -> None:
+    """Report samples whose index is -1."""
+    rows = np.flatnonzero(ids < 0)
+    if len(rows):
+        more = f" ({plural(len(rows), 'such row')})" if len(rows) > 1 else ""
+        issues.problem("no value", f"{where(int(rows[0]))}: {what}{more}; fill it in, or leave the row out.")
