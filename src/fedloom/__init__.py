@@ -1,25 +1,11 @@
 """FedLoom: personalized federated learning, every client served and every client visible."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fedloom.core.algorithm import Algorithm, Batch, Draw, Info, Phase, Slot
-    from fedloom.core.errors import UserError
-    from fedloom.core.federation import Federation, Ragged
-    from fedloom.core.settings import setting
-    from fedloom.core.task import Task
-    from fedloom.data.sets.own import OwnData
-    from fedloom.data.user_data.arrays import federation
-    from fedloom.studies.compare import Comparison, compare
-    from fedloom.studies.deviation import deviations
-    from fedloom.studies.result import Result, load
-    from fedloom.studies.run import run
-    from fedloom.studies.sweep import Sweep, sweep
+from typing import Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_HOMES = {  # __init__.pyi tells type checkers and editors the same
     "fedloom.core.algorithm": ("Algorithm", "Batch", "Draw", "Info", "Phase", "Slot"),
     "fedloom.core.errors": ("UserError",),
     "fedloom.core.federation": ("Federation", "Ragged"),

@@ -113,7 +113,7 @@ def test_fedala_first_participation_starts_from_the_global_model_whenever_it_is(
 def settled_after(losses):
     """Are the weights learnt after epochs with these losses?"""
     window = [math.nan] * 10 + losses
-    return bool(FedALA().validated({"losses": tensor(window[-10:])}))
+    return bool(FedALA().settled({"losses": tensor(window[-10:])}))
 
 
 def test_fedala_weights_are_learnt_when_ten_losses_hardly_differ():

@@ -9,6 +9,7 @@ import torch
 from helpers import SingleRun, assert_same, make_task, method, model_task, play
 
 from fedloom.core.tree import leaves
+from fedloom.device.torch_settings import precision
 from fedloom.device.transfer import to_numpy
 from fedloom.engine import driver
 from fedloom.engine.graph import function_cache
@@ -16,7 +17,6 @@ from fedloom.engine.plan import Plan
 from fedloom.engine.planning import choose
 from fedloom.engine.planning.tuning import fastest_algos
 from fedloom.nn.kernels import matmul
-from fedloom.studies.execute import _precision
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 CONVOLUTIONS = {
@@ -68,7 +68,7 @@ def test_the_error_of_training_in_low_precision_is_bounded_by_rounding(name, alg
     for dtype, (u, *kinds) in ROUNDING.items():
         used.clear()
         task = rounded_task(name, dtype)
-        with _precision(dtype):
+        with precision(dtype):
             plan = Plan("stacked", "captured", chunk=3, convolutions={})
             found[dtype] = changes(method(alg), task, plan)
         assert used == {kinds["lstm" in name]}

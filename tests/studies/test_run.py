@@ -15,7 +15,8 @@ from fedloom.config.resolve import configure, describe
 from fedloom.core.tree import size_bytes
 from fedloom.metrics.scores import summarize
 from fedloom.studies.build import make_task
-from fedloom.studies.execute import execute, execute_group, stackable_groups
+from fedloom.studies.execute import execute, execute_group
+from fedloom.studies.study import stackable_groups
 
 
 def test_everything_public_is_importable():

@@ -1,7 +1,5 @@
 """The entries that `fedloom list` prints, as plain data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prints the result of `fedloom data check`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The commands `fedloom data check`, `show` and `download`, which do not train."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any

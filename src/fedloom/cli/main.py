@@ -1,7 +1,5 @@
 """The program `fedloom`: its commands and their options."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any

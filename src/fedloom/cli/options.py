@@ -1,7 +1,5 @@
 """Options that `run`, `compare`, `sweep` and `data show` share, and the config dict that they are turned into."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

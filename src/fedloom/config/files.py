@@ -4,8 +4,6 @@ A *config dict* is a plain mapping, as in a YAML file: the settings of a run by 
 `partition` and `model` a name or a mapping of a name and settings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path

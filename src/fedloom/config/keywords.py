@@ -1,6 +1,4 @@
-"""The settings of a run as documented keyword arguments of the functions that take them."""
-
-from __future__ import annotations
+"""The keyword arguments that `fedloom.run`, `fedloom.compare` and `fedloom.sweep` all take, documented once."""
 
 import dataclasses
 import inspect
@@ -9,49 +7,61 @@ import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fedloom.config.resolve import AlgorithmLike, Config, DatasetLike, configure
 from fedloom.config.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
+TASK = {  # keyword -> annotation, description
+    "partition": ("str | Partition", "how samples are divided among clients [the data set's]"),
+    "model": (
+        "str | Model | nn.Module | Callable[[], nn.Module]",
+        "a name, a module (its parameters are everybody's initial ones) or a function that builds one (every seed has "
+        "its own initial parameters) [the data set's]",
+    ),
+    "head": ("str", "name of the last layer of a module of your own [head]"),
+    "data_dir": ("str | Path", "folder with the data set's files [$FEDLOOM_DATA, or a cache]"),
+}
+HEADING = "More keyword arguments [and their defaults, which a data set may change]:"
 
 
 class _Default:
-    """The default of a setting: that of the data set or, if it has none, that of `Settings`."""
+    """Shown as the default of a keyword that is left to the data set."""
 
     def __repr__(self) -> str:
         return "..."
 
 
-def setting_parameters(without: tuple[str, ...] = ()) -> dict[str, tuple[str, str]]:
-    """Name -> (annotation, description) of all settings of a run."""
-    hints = typing.get_type_hints(Settings)
-    found = {}
+def keywords(without: tuple[str, ...] = ()) -> dict[str, tuple[str, str]]:
+    """Name -> (annotation, description) of all keyword arguments that describe a task and the settings of a run."""
+    hints, found = typing.get_type_hints(Settings), dict(TASK)
     for field in dataclasses.fields(Settings):
-        if field.name not in without:
-            default = "/".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
-            found[field.name] = _annotation(hints[field.name]), f"{field.metadata['about']} [{default}]"
-    return found
-
-
-def _annotation(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
+        default = "/".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+        hint = hints[field.name]
+        text = hint.__name__ if hint in (bool, float, int, str) else str(hint).replace("typing.", "")
+        found[field.name] = text, f"{field.metadata['about']} [{default}]"
+    return {name: about for name, about in found.items() if name not in without}
 
 
 def takes_settings(*without: str) -> Callable[[F], F]:
-    """Let `help()` and signatures show the settings of a run as keyword arguments of a function with `**settings`."""
+    """Let `help()` and signatures show these keywords for a function with `**settings`."""
 
     def decorate(function: F) -> F:
-        named = setting_parameters(without)
-        signature = inspect.signature(function)
+        named, signature = keywords(without), inspect.signature(function)
         *first, rest = signature.parameters.values()
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        more = [
-            inspect.Parameter(name, keyword, default=_Default(), annotation=hint) for name, (hint, _) in named.items()
-        ]
+        keyword, default = inspect.Parameter.KEYWORD_ONLY, _Default()
+        more = [inspect.Parameter(k, keyword, default=default, annotation=hint) for k, (hint, _) in named.items()]
         function.__signature__ = signature.replace(parameters=[*first, *more, rest])  # type: ignore[attr-defined]
         about, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n>>>")
-        lines = [textwrap.indent(textwrap.fill(f"{name}: {text}", 112), "    ") for name, (_, text) in named.items()]
-        settings = "\n".join(["Settings of the run [and their defaults, which a data set may change]:", *lines])
-        function.__doc__ = f"{about.rstrip()}\n\n{settings}\n" + (f"\n>>>{example}\n" if example else "")
+        lines = [textwrap.fill(f"{k}: {text}", 116, subsequent_indent="    ") for k, (_, text) in named.items()]
+        listed = textwrap.indent("\n".join(lines), "    ")
+        function.__doc__ = f"{about.rstrip()}\n\n{HEADING}\n{listed}\n" + (f"\n>>>{example}\n" if example else "")
         return function
 
     return decorate
+
+
+def from_keywords(algorithm: AlgorithmLike, dataset: DatasetLike, settings: dict[str, Any]) -> Config:
+    """The configuration that keyword arguments ask for; `partition__k` is the setting k of the partition."""
+    task = {name: settings[name] for name in TASK if name in settings}
+    values = {name.replace("__", "."): value for name, value in settings.items() if name not in TASK}
+    return configure(algorithm, dataset, **task, values=values)

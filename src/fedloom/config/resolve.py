@@ -25,6 +25,9 @@ from fedloom.data.partitions import PARTITIONS, Partition
 from fedloom.data.sets.own import OwnData, user_data_path
 from fedloom.models.zoo import MODELS, Model
 
+AlgorithmLike = str | Algorithm | type[Algorithm]
+DatasetLike = str | Path | Dataset | Federation
+ModelLike = str | Model | nn.Module | Callable[[], nn.Module]
 VARIANT = "variant"  # a key that stands for several settings of a method
 NOT_SETTINGS = ("data_dir", "head")  # keys of a config dict that are neither settings nor sections
 # what other libraries call a setting, for the suggestion of an unknown name
@@ -58,10 +61,10 @@ class Config:
 
 
 def configure(
-    algorithm: str | Algorithm | type[Algorithm] = "ditto",
-    dataset: str | Path | Dataset | Federation = "digits",
+    algorithm: AlgorithmLike = "ditto",
+    dataset: DatasetLike = "digits",
     partition: str | Partition | None = None,
-    model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,
+    model: ModelLike | None = None,
     head: str = "head",
     data_dir: str | Path | None = None,
     values: Mapping[str, Any] | None = None,

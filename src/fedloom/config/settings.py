@@ -1,7 +1,5 @@
 """The settings that every run has, whatever the method, data set, partition and model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

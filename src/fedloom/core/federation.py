@@ -36,6 +36,7 @@ class Ragged:
 
     @staticmethod
     def of(lists: Sequence[np.ndarray]) -> Ragged:
+        """From one list of rows per client."""
         sizes = np.array([len(rows) for rows in lists], dtype=np.int64)
         flat = (
             np.concatenate([np.asarray(rows, dtype=np.int64) for rows in lists])
@@ -49,6 +50,7 @@ class Ragged:
 
     @cached_property
     def sizes(self) -> np.ndarray:
+        """Number of rows of every client."""
         return np.diff(self.starts)
 
     def __getitem__(self, i: int) -> Tensor:
@@ -61,6 +63,7 @@ class Ragged:
         return self.flat[to_device(self.flat.device, np.repeat(first, sizes) + np.arange(sizes.sum()))]
 
     def lists(self) -> list[np.ndarray]:
+        """One list of rows per client."""
         flat = self.flat.cpu().numpy()
         return [flat[a:b] for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
 
@@ -119,6 +122,7 @@ class Federation:
 
     @property
     def device(self) -> torch.device:
+        """The device of the samples."""
         return self.x.device
 
     def token_ids(self) -> int | None:

@@ -1,7 +1,5 @@
 """What an algorithm may use: the model, the loss, the optimiser step, and the settings of local training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +16,7 @@ from fedloom.core.keys import Key
 from fedloom.core.tree import Number, Params
 
 Loss = Callable[[Output, Batch], Tensor]
+Maybe = Tensor | None
 
 
 class Network(Protocol):
@@ -37,14 +36,7 @@ class Network(Protocol):
 
     def init(self, seed: int) -> Params: ...
     def apply(
-        self,
-        params: Params,
-        buffers: Params,
-        x: Tensor,
-        *,
-        train: bool,
-        mask: Tensor | None = None,
-        key: Tensor | None = None,
+        self, params: Params, buffers: Params, x: Tensor, *, train: bool, mask: Maybe = None, key: Maybe = None
     ) -> Output: ...
     def apply_head(self, params: Params, buffers: Params, features: Tensor) -> Tensor: ...
     def mean_cross_entropy(self, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor: ...

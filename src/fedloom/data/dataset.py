@@ -1,7 +1,5 @@
 """`Dataset`, the base class of data sets, their registry, and where their files are looked for."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Divides a raw data set among clients, and each client's samples into training, validation and test."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ A file is downloaded to NAME.part, while NAME.part.json holds what is needed to 
 or unpacked and removed. Its sha256 is recorded in checksums.json, and later downloads must have the same.
 """
 
-from __future__ import annotations
-
 import http
 import http.client
 import json

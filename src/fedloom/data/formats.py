@@ -1,7 +1,5 @@
 """Readers of file formats that several data sets share. None of them loads a pickle."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import lzma

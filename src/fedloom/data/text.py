@@ -1,7 +1,5 @@
 """Texts as numbers: tokens, vocabularies, sequences of one length, windows of characters."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import re

@@ -4,8 +4,6 @@ A client that has never trained has no row yet: `initial_rows` computes it when 
 set up, and only clients that took part take memory.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -5,8 +5,6 @@ running statistics and samples stay behind that line: `LocalClients` keeps them 
 machines would keep them at its sites.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -22,6 +20,8 @@ from fedloom.core.tree import Params, Tree, leaves, size_bytes, take, tree_map
 from fedloom.device.transfer import to_device
 from fedloom.engine.client_store import ClientStore, InitialRows
 from fedloom.engine.cohort import Cohort, Executor, Outcome, Scores, get_stats, make_info, repeated
+
+MakeStore = Callable[[InitialRows, int], ClientStore]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +92,7 @@ class LocalClients:
     """Clients in this process. Private state is in a client store; an executor is given for every call."""
 
     def __init__(
-        self,
-        alg: Algorithm,
-        task: Task,
-        population: Task,
-        seed: int,
-        initial: InitialState,
-        make_store: Callable[[InitialRows, int], ClientStore],
+        self, alg: Algorithm, task: Task, population: Task, seed: int, initial: InitialState, make_store: MakeStore
     ) -> None:
         """`task` is what the algorithm sees; `population` also has the samples of clients that are held out."""
         self.alg, self.task, self.population, self.seed, self.initial = alg, task, population, seed, initial
@@ -111,10 +105,7 @@ class LocalClients:
     def _rows(self, ids: np.ndarray, stats: Tree) -> Tree:
         """State of clients that have never trained."""
         index = to_device(self.task.data.device, ids)
-        return {
-            "own": _initial_client_state(self.alg, self.task, self.seed, index),
-            "stats": repeated(stats, len(ids)),
-        }
+        return {"own": _initial_client_state(self.alg, self.task, self.seed, index), "stats": repeated(stats, len(ids))}
 
     @property
     def bytes_per_client(self) -> int:

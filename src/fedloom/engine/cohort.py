@@ -45,24 +45,11 @@ class Cohort:
     def rows(self, index: np.ndarray) -> Cohort:
         """The clients at the given positions."""
         pick = to_device(self.info.n.device, index)
-        parts, client_state, stats, info = (
-            take(v, pick) for v in (self.parts, self.client_state, self.stats, self.info)
-        )
+        arrays = {name: getattr(self, name)[index] for name in ("ids", "seeds", "run", "scored")}
+        trees = {name: take(getattr(self, name), pick) for name in ("parts", "client_state", "stats", "info")}
         if self.shared_by_run:
-            parts = {**self._shared_rows(self.run[index]), **parts}
-        return replace(
-            self,
-            ids=self.ids[index],
-            parts=parts,
-            client_state=client_state,
-            stats=stats,
-            info=info,
-            seeds=self.seeds[index],
-            run=self.run[index],
-            scored=self.scored[index],
-            shared_by_run={},
-            next_ids=None,
-        )
+            trees["parts"] = {**self._shared_rows(arrays["run"]), **trees["parts"]}
+        return replace(self, **arrays, **trees, shared_by_run={}, next_ids=None)
 
     def _shared_rows(self, run: np.ndarray) -> Tree:
         """`shared` of each client's run, one row per client."""

@@ -1,12 +1,10 @@
 """The server's side of a run: who takes part, what is sent, what comes back, how good everybody's model is."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +28,8 @@ Steps = Generator[ClientRequest, ClientReplies, T]  # yields requests, is sent t
 MAX_EVAL_CLIENTS, MAX_EVAL_BYTES = 4096, 1 << 30
 
 
-class TrainedRound(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class TrainedRound:
     """What happened while a cohort trained."""
 
     t: int
@@ -41,32 +40,21 @@ class TrainedRound(NamedTuple):
     bytes_up: int
 
 
-class Evaluation(NamedTuple):
-    """Scores are arrays (clients, 3): correct predictions, summed loss, samples."""
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How good everybody's models are. Scores are arrays (clients, 3): correct predictions, summed loss, samples."""
 
-    scores: dict[str, dict[str, np.ndarray]]  # view (pre, post, global) -> split -> scores
-    server: np.ndarray | None  # the global model on the server's samples
-    unseen_scores: dict[str, np.ndarray]  # view (new, joined) -> scores on test data of clients that are held out
-
-
-NOT_EVALUATED = Evaluation({}, None, {})
+    scores: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # view (pre, post, global) -> split
+    server: np.ndarray | None = None  # scores of the global model on the server's samples
+    unseen_scores: dict[str, np.ndarray] = field(default_factory=dict)  # view (new, joined), of held-out clients
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
-    """What happened in a round. Scores are arrays (clients, 3): correct predictions, summed loss, samples."""
+class Round(TrainedRound, Evaluation):
+    """What happened in a round; without scores if it was not evaluated."""
 
-    t: int
-    cohort: np.ndarray
     eval_client_ids: np.ndarray  # clients that the rows of scores belong to
-    scores: dict[str, dict[str, np.ndarray]]  # view (pre, post, global) -> split -> scores; empty if not evaluated
-    server: np.ndarray | None  # the global model on the server's samples
-    unseen: np.ndarray  # ids of evaluated clients that never take part
-    unseen_scores: dict[str, np.ndarray]  # view (new, joined) -> scores on test data
-    reports: dict[str, np.ndarray]  # numbers of the method, one row per client of the cohort
-    server_report: dict[str, float]
-    bytes_down: int
-    bytes_up: int
+    unseen: np.ndarray  # held-out clients that the rows of unseen_scores belong to
     train_seconds: float
     eval_seconds: float
 
@@ -152,7 +140,7 @@ class Driver:
             name: np.concatenate([one[name] for one in reports]) for name in reports[0] if reports[0][name].ndim
         }
         of_server = {name: float(value) for name, value in reports[-1].items() if not value.ndim}
-        return TrainedRound(t, ids, of_clients, of_server, down, up)
+        return TrainedRound(t=t, cohort=ids, reports=of_clients, server_report=of_server, bytes_down=down, bytes_up=up)
 
     def _train(
         self, ids: np.ndarray, t: int, splits: tuple[str, ...]
@@ -214,7 +202,7 @@ class Driver:
         if self.post:
             found["post"] = {s: np.where(np.isnan(rows), found["pre"][s], rows) for s, rows in self.post.items()}
         unseen = (yield from self._joining(bytes_per_client, stacked_runs)) if len(self.unseen) else {}
-        return Evaluation(found, server, unseen)
+        return Evaluation(scores=found, server=server, unseen_scores=unseen)
 
     def _evaluation_request(self, ids: np.ndarray, params: Params | None) -> ClientRequest:
         everything = ("train", "val", "test")

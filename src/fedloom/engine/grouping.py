@@ -1,7 +1,5 @@
 """Which runs can be stacked, found by trying."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,13 +9,7 @@ import numpy as np
 from fedloom.core.tree import tree_flatten
 from fedloom.engine.planning.dry_run import dry_run
 from fedloom.engine.simulation import Simulation
-from fedloom.engine.stacked_settings import (
-    Name,
-    differing_settings,
-    numeric_settings,
-    stacked_algorithm,
-    values_tree,
-)
+from fedloom.engine.stacked_settings import Name, differing_settings, numeric_settings, stacked_algorithm, values_tree
 
 log = logging.getLogger("fedloom")
 

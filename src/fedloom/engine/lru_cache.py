@@ -1,7 +1,5 @@
 """A least-recently-used cache of tensors, bounded in bytes."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar

@@ -3,8 +3,6 @@
 A plan is made once, by measuring, and recorded with the run, so that the run can be repeated to the bit.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ Each run keeps its own server, clients, sampling and records. What the runs ask 
 merged into one cohort, computed once, and divided again. A single run is a group of one.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +16,7 @@ import torch
 from fedloom.core.tree import Tree, take, tree_map
 from fedloom.engine.clients import ClientReplies, ClientRequest
 from fedloom.engine.cohort import Cohort, Executor
-from fedloom.engine.driver import NOT_EVALUATED, Round, Steps, T
+from fedloom.engine.driver import Evaluation, Round, Steps, T
 from fedloom.engine.plan import Plan
 from fedloom.engine.planning.choose import choose_executor, make_executor
 from fedloom.engine.simulation import Simulation
@@ -63,12 +61,12 @@ class RunGroup:
         start = time.perf_counter()
         trained = self._lockstep(which, [driver.train_round(evaluate, cohort) for driver in drivers])
         middle = time.perf_counter()
-        found = self.evaluate(which) if evaluate else [NOT_EVALUATED] * len(drivers)
+        found = self.evaluate(which) if evaluate else [Evaluation()] * len(drivers)
         end = time.perf_counter()
         return [
             Round(
-                **done._asdict(),
-                **scored._asdict(),
+                **vars(done),
+                **vars(scored),
                 eval_client_ids=driver.eval_client_ids,
                 unseen=driver.unseen,
                 train_seconds=share * (middle - start),
@@ -78,7 +76,7 @@ class RunGroup:
         ]
 
     @torch.no_grad()
-    def evaluate(self, some: Sequence[int] | None = None) -> list[Any]:
+    def evaluate(self, some: Sequence[int] | None = None) -> list[Evaluation]:
         """Scores of everybody's models at the start of the next round."""
         which = range(len(self.runs)) if some is None else some
         size, count = self.runs[0].clients.bytes_per_client, len(self.runs)

@@ -1,18 +1,15 @@
 """A run in one process: the server's driver and all its clients."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree
-from fedloom.engine.client_store import ClientStore, InitialRows, MemoryStore, Snapshot
-from fedloom.engine.clients import LocalClients, initial_state
+from fedloom.engine.client_store import ClientStore, MemoryStore, Snapshot
+from fedloom.engine.clients import LocalClients, MakeStore, initial_state
 from fedloom.engine.cohort import Cohort
 from fedloom.engine.driver import Driver
 
@@ -30,30 +27,12 @@ class Simulation:
     """The state of a run between rounds. `RunGroup` advances it, alone or stacked with others."""
 
     def __init__(
-        self,
-        alg: Algorithm,
-        task: Task,
-        seed: int,
-        *,
-        eval_client_ids: np.ndarray | None = None,
-        make_store: Callable[[InitialRows, int], ClientStore] = MemoryStore,
-        unseen: np.ndarray | None = None,
-        join_rounds: int = 1,
-        label: str = "",
+        self, alg: Algorithm, task: Task, seed: int, *, make_store: MakeStore = MemoryStore, **options: Any
     ) -> None:
-        """`task` has all clients, those that are held out included; for the other arguments see `Driver`."""
+        """`task` has all clients, those that are held out included; `options` are those of `Driver`."""
         self.population, self.alg, self.seed = task, alg, seed
         self.task = replace(task, data=task.data.participants())  # all that an algorithm ever sees
-        self.driver = Driver(
-            alg,
-            self.task,
-            seed,
-            held_out=task.data.held_out,
-            eval_client_ids=eval_client_ids,
-            unseen=unseen,
-            join_rounds=join_rounds,
-            label=label,
-        )
+        self.driver = Driver(alg, self.task, seed, held_out=task.data.held_out, **options)
         initial = initial_state(alg, self.task, seed, self.driver.server)
         self.clients = LocalClients(alg, self.task, task, seed, initial, make_store)
 

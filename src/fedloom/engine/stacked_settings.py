@@ -1,7 +1,5 @@
 """Settings that differ between stacked runs: plain numbers, which become tensors with a value per client."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

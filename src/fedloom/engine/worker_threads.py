@@ -4,8 +4,6 @@ Small operations gain little from several intra-op threads, and clients do not d
 same to the bit for any number of workers.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The rows of a leaderboard: several methods on one task, averaged over seeds and compared with local training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Elementary metrics over clients, in percent. Scores are arrays (clients, 3): correct, summed loss, samples."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

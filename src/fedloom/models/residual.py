@@ -1,8 +1,6 @@
 """Residual networks. Those that papers take from torchvision are initialised as in torchvision, the others with
 PyTorch's defaults."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass

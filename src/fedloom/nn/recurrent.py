@@ -6,8 +6,6 @@ the gradient of the weights) is one product for all steps. LSTMs have custom ker
 single model torch's kernels are used, which are faster.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -3,8 +3,6 @@
 `board` is the list of rows that `fedloom.metrics.leaderboard.leaderboard` returns.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """How samples are distributed over clients: statistics, and a plot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 `keys` are the names of the settings that were searched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

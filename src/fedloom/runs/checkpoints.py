@@ -1,7 +1,5 @@
 """Checkpoints: everything a run needs to go on, one file each; the two newest are kept."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

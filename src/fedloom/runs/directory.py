@@ -15,8 +15,6 @@ environment.json    versions and hardware, for every start
 run.log
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

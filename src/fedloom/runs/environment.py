@@ -1,7 +1,5 @@
 """Versions, hardware, command and git commit of a run."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

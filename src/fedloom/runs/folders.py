@@ -1,7 +1,5 @@
 """Folders of runs and studies: what they hold, whether they may be used, and who is using them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Stopping a run gracefully: on Ctrl-C it finishes its round and saves a checkpoint."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The partition of a run as a table."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 

@@ -1,7 +1,5 @@
 """Files that are either complete or not there: written under a temporary name, flushed, renamed, and checked."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

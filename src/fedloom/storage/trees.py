@@ -1,7 +1,5 @@
 """Trees of tensors as flat mappings from names to tensors, which is what files store."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From a configuration to a task: data, model, and a check that everything fits together."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

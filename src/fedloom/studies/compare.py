@@ -10,19 +10,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from torch import nn
 
 from fedloom.config.files import ConfigDict, read_config
-from fedloom.config.keywords import takes_settings
-from fedloom.config.resolve import Config, combine, configure, describe, resolve
+from fedloom.config.keywords import from_keywords, takes_settings
+from fedloom.config.resolve import AlgorithmLike, Config, DatasetLike, combine, describe, resolve
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError
-from fedloom.core.federation import Federation
-from fedloom.data.dataset import Dataset
-from fedloom.data.partitions import Partition
 from fedloom.metrics.leaderboard import BASELINE, METRICS, UNSEEN, RoundScores, RunScores, leaderboard
 from fedloom.metrics.scores import trend
-from fedloom.models.zoo import Model
 from fedloom.report.leaderboard import shown_selection, to_csv, to_latex, to_markdown
 from fedloom.runs.folders import check_kind
 from fedloom.storage.files import write_text
@@ -52,14 +47,10 @@ class Comparison:
 
 @takes_settings("seed")
 def compare(
-    methods: Iterable[str | Algorithm | type[Algorithm]] | str | Algorithm | type[Algorithm] = METHODS,
-    dataset: str | Path | Dataset | Federation = "digits",
+    methods: Iterable[AlgorithmLike] | AlgorithmLike = METHODS,
+    dataset: DatasetLike = "digits",
     *,
     seeds: int | Sequence[int] = 3,
-    partition: str | Partition | None = None,
-    model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,
-    head: str = "head",
-    data_dir: str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     on_method: OnMethod | None = None,
@@ -73,16 +64,11 @@ def compare(
         methods: names, names with settings (`"ditto:lam=0.5"`), `Algorithm` classes or instances.
         dataset: a data set's name, a path to your own data, a `Federation` or a `Dataset`.
         seeds: how many, or which.
-        partition: how samples are divided among clients, a name or a `Partition`; by default the data set's.
-        model: a name, a `torch.nn.Module` (its parameters are everybody's initial ones) or a function that builds one
-            (every seed has its own initial parameters); by default the data set's.
-        head: name of the last layer of a model of your own.
-        data_dir: folder with the data set's files.
         out: folder in which everything is kept; without it, nothing is written.
         resume: continue the comparison in `out`.
         on_method: called before each method with its label, the seeds, the methods done and in all; may return a
             function that is called after every round.
-        **settings: settings of the runs (below), of the data set, the partition or the model, by name.
+        **settings: the keyword arguments below, and settings of the data set, the partition or the model, by name.
 
     Returns:
         The leaderboard, and where the runs are.
@@ -92,13 +78,12 @@ def compare(
     >>> sorted(row["method"] for row in found.rows())
     ['fedavg', 'fedrep', 'local']
     """
-    values = {key.replace("__", "."): value for key, value in settings.items()}
-    refuse_seed(values, "comparison")
+    refuse_seed(settings, "comparison")
     configs = []
     for method in [methods] if isinstance(methods, str | Algorithm | type) else methods:
-        spec = parse_method(method) if isinstance(method, str) else {"name": method}
-        own = {f"algorithm.{key}": value for key, value in spec.items() if key != "name"}
-        configs.append(configure(spec["name"], dataset, partition, model, head, data_dir, {**values, **own}))
+        section = parse_method(method) if isinstance(method, str) else {"name": method}
+        of_method = {f"algorithm.{key}": value for key, value in section.items() if key != "name"}
+        configs.append(from_keywords(section["name"], dataset, {**settings, **of_method}))
     return carry_out(configs, parse_seeds(seeds), out=out, resume=resume, on_method=on_method)
 
 

@@ -1,7 +1,5 @@
 """PAGE's equilibrium: what each player would gain by acting differently, alone, in one more round (Eq. 8)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any

@@ -2,68 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from fedloom.config.resolve import Config, describe, flat
+from fedloom.config.resolve import Config, describe
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
-from fedloom.core.task import Task
-from fedloom.data.dataset import Dataset
 from fedloom.device.memory import available_memory
-from fedloom.engine.client_store import MemoryStore, make_store
-from fedloom.engine.driver import Round
+from fedloom.device.torch_settings import deterministic, precision, threads
 from fedloom.engine.grouping import groups
 from fedloom.engine.plan import Plan
 from fedloom.engine.planning.choose import REFERENCE
 from fedloom.engine.run_group import RunGroup
-from fedloom.engine.simulation import Simulation
 from fedloom.engine.stacked_settings import differing, numeric_settings
-from fedloom.models.zoo import Model
 from fedloom.nn.kernels.dispatch import clear_decisions
 from fedloom.runs.directory import RunDirectory
 from fedloom.runs.interrupt import Stopped, StopRequest, graceful_stop
-from fedloom.runs.records import Records, Row
-from fedloom.studies.build import eval_client_ids, eval_unseen_ids, make_data, make_task
-from fedloom.studies.result import Result, load, make_result
+from fedloom.runs.records import Row
+from fedloom.studies.build import make_data, make_task
+from fedloom.studies.recorded_run import RecordedRun
+from fedloom.studies.result import Result, load
 
 log = logging.getLogger("fedloom")
 
 OnRound = Callable[[int, int, Row | None], None]  # rounds done, rounds in all, row of an evaluated round
 
 
-def stackable_groups(configs: Sequence[Config]) -> list[list[int]]:
-    """Positions of configurations that differ in nothing but seeds and plain numbers, so that they can be stacked."""
-    found: dict[Any, list[int]] = {}
-    for place, config in enumerate(configs):
-        described = flat(describe(config)) | {"seed": 0}
-        for owner, name in numeric_settings(config.algorithm, config.settings):
-            described[f"algorithm.{name}" if owner == "algorithm" else name] = "a number"
-        objects = [id(thing) for thing in (config.dataset, config.model) if not isinstance(thing, Dataset | Model)]
-        key = type(config.algorithm), *objects, repr(sorted(described.items()))
-        found.setdefault(key, []).append(place)
-    return list(found.values())
-
-
-def execute(
-    config: Config,
-    *,
-    out: str | Path | None = None,
-    resume: bool = False,
-    on_round: OnRound | None = None,
-    data: Federation | None = None,
-) -> Result:
-    """Carry out one run: in memory, or in a directory (`out`), where a run that was stopped is continued (`resume`)."""
-    (result,) = execute_group([config], out=[out], resume=resume, on_round=on_round, data=data)
+def execute(config: Config, *, out: str | Path | None = None, **options: Any) -> Result:
+    """Carry out one run: in memory, or in a directory (`out`); `options` are those of `execute_group`."""
+    (result,) = execute_group([config], out=[out], **options)
     return result
 
 
@@ -75,7 +47,7 @@ def execute_group(
     on_round: OnRound | None = None,
     data: Federation | None = None,
 ) -> list[Result]:
-    """Carry out runs of one of the `stackable_groups`, stacked where that can be done.
+    """Carry out runs of one of `study.stackable_groups`, stacked where that can be done.
 
     Each run has its own directory and can be continued by itself. `on_round` receives the number of rounds that are
     done, of all runs together.
@@ -96,7 +68,7 @@ def execute_group(
     left = [place for place in range(len(configs)) if place not in results]
     if left:
         first = configs[0].settings
-        with _deterministic(first.deterministic), _precision(first.dtype), ExitStack() as stack:
+        with deterministic(first.deterministic), precision(first.dtype), ExitStack() as stack:
             data = data if data is not None else make_data(configs[0])
             tasks = [make_task(configs[place], data) for place in left]
             labels = _labels([configs[place] for place in left])
@@ -105,7 +77,7 @@ def execute_group(
                 directory = directories[place]
                 if directory is not None:
                     stack.enter_context(directory.claimed(describe(configs[place]), resume))
-                runs.append(_Run(configs[place], task, directory, label))
+                runs.append(RecordedRun(configs[place], task, directory, label))
             results |= zip(left, _execute(runs, on_round), strict=True)
     return [results[place] for place in range(len(configs))]
 
@@ -122,73 +94,14 @@ def _labels(configs: Sequence[Config]) -> list[str]:
     ]
 
 
-class _Run:
-    """A run of a group, with its directory and its records."""
-
-    def __init__(self, config: Config, task: Task, directory: RunDirectory | None, label: str) -> None:
-        self.config, self.task, self.directory, self.label = config, task, directory, label
-        self.partition = directory.keep_partition(task.data) if directory else task.data.digest()
-        self.plan = directory.plan(task.data.device) if directory else None  # of an earlier start
-        self.records = Records()
-        self.done = 0  # rounds
-
-    def start(self) -> Simulation:
-        """Make the initial state."""
-        s, data = self.config.settings, self.task.data
-        self.simulation = Simulation(
-            self.config.algorithm,
-            self.task,
-            s.seed,
-            eval_client_ids=eval_client_ids(s, data),
-            make_store=partial(make_store, kind=s.store, folder=self.directory.store if self.directory else None),
-            unseen=eval_unseen_ids(s, data),
-            join_rounds=s.join_rounds,
-            label=self.label,
-        )
-        return self.simulation
-
-    def bytes_in_memory(self) -> int:
-        """Memory of the private state of all clients."""
-        store, size = self.simulation.store, self.simulation.clients.bytes_per_client
-        return len(store) * size if isinstance(store, MemoryStore) else 0
-
-    def begin(self, plan: Plan, up_to: int | None) -> None:
-        """Continue from the newest checkpoint, if possible from none after round `up_to`."""
-        if self.directory is not None:
-            self.records = self.directory.begin(self.simulation, plan, up_to)
-        self.done = self.simulation.t
-
-    def add(self, done: Round) -> Row | None:
-        """Record a round; returns its row if it was evaluated."""
-        row = self.records.add(done)
-        if row is not None:
-            row |= self.config.algorithm.report_round(self.records.rounds)
-        self.done = self.simulation.t
-        return row
-
-    @property
-    def ended(self) -> bool:
-        if self.done == self.config.settings.rounds:
-            return True
-        return bool(self.records.rounds) and self.config.algorithm.should_stop(self.records.rounds)
-
-    def result(self, plan: Plan) -> Result:
-        found = make_result(describe(self.config), plan.record(), self.partition, self.records)
-        if self.directory is None:
-            state = self.simulation.server, self.simulation.store.everyone()["own"]
-            return dataclasses.replace(found, state=state)
-        self.directory.finish(self.simulation, found.summary())
-        return dataclasses.replace(found, folder=self.directory.path)
-
-
-def _execute(runs: Sequence[_Run], on_round: OnRound | None) -> list[Result]:
+def _execute(runs: Sequence[RecordedRun], on_round: OnRound | None) -> list[Result]:
     def report(rows: Sequence[Row | None]) -> None:
         if on_round is not None:
             on_round(sum(run.done for run in runs), len(runs) * runs[0].config.settings.rounds, _mean_row(rows))
 
     found: dict[int, Result] = {}
-    threads = next((run.plan.threads for run in runs if run.plan is not None), 0)
-    with _threads(threads), graceful_stop() if runs[0].directory else nullcontext(StopRequest()) as stop:
+    planned = next((run.plan.threads for run in runs if run.plan is not None), 0)
+    with threads(planned), graceful_stop() if runs[0].directory else nullcontext(StopRequest()) as stop:
         for places in _fitting_memory(runs):
             for group, plan in _groups([runs[place] for place in places]):
                 mine = [places[place] for place in group]
@@ -200,7 +113,7 @@ def _execute(runs: Sequence[_Run], on_round: OnRound | None) -> list[Result]:
     return [found[place] for place in range(len(runs))]
 
 
-def _fitting_memory(runs: Sequence[_Run]) -> Iterator[list[int]]:
+def _fitting_memory(runs: Sequence[RecordedRun]) -> Iterator[list[int]]:
     """Positions of runs in parts whose clients' state fits memory together; the runs of a part are started."""
     places = list(range(len(runs)))
     while places:
@@ -216,7 +129,7 @@ def _fitting_memory(runs: Sequence[_Run]) -> Iterator[list[int]]:
         yield some
 
 
-def _groups(runs: Sequence[_Run]) -> Iterator[tuple[list[int], Plan | str]]:
+def _groups(runs: Sequence[RecordedRun]) -> Iterator[tuple[list[int], Plan | str]]:
     """Positions of runs that are carried out as one, with their plan, or the mode by which it is made."""
     s = runs[0].config.settings
     rest = []
@@ -234,7 +147,7 @@ def _groups(runs: Sequence[_Run]) -> Iterator[tuple[list[int], Plan | str]]:
 
 
 def _advance(
-    runs: Sequence[_Run], plan: Plan | str, stop: StopRequest, report: Callable[[Sequence[Row | None]], None]
+    runs: Sequence[RecordedRun], plan: Plan | str, stop: StopRequest, report: Callable[[Sequence[Row | None]], None]
 ) -> list[Result]:
     """Carry out runs as one, from their last checkpoints to the end."""
     s = runs[0].config.settings
@@ -263,7 +176,7 @@ def _advance(
     return [run.result(group.plan(number)) for number, run in enumerate(runs)]
 
 
-def _stopped(runs: Sequence[_Run]) -> Stopped:
+def _stopped(runs: Sequence[RecordedRun]) -> Stopped:
     directory = runs[0].directory
     assert directory is not None
     return Stopped(directory.path, min(run.done for run in runs), runs[0].config.settings.rounds)
@@ -275,47 +188,3 @@ def _mean_row(rows: Sequence[Row | None]) -> Row | None:
     if len(found) < 2:
         return found[0] if found else None
     return {name: float(np.mean([row[name] for row in found])) for name in ("pre_acc_mean", "pre_acc_low5")}
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Within this context torch uses so many threads, which change the last bits of a result; 0 leaves them as they
-    are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _precision(dtype: str) -> Iterator[None]:
-    """Within this context products of float32 are not rounded to TF32, unless the run's dtype allows it."""
-    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    before = [place.allow_tf32 for place in places]
-    try:
-        for place in places:
-            place.allow_tf32 = dtype in ("tf32", "bf16")
-        yield
-    finally:
-        for place, allowed in zip(places, before, strict=True):
-            place.allow_tf32 = allowed
-
-
-@contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
-    """Within this context torch uses deterministic algorithms, if wanted."""
-    if not wanted:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first product
-    memory: Any = torch.utils.deterministic
-    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    memory.fill_uninitialized_memory = False  # no uninitialized memory is read here
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        memory.fill_uninitialized_memory = before[1]

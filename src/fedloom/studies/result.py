@@ -1,7 +1,5 @@
 """The results of a run, from memory or from its directory."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -120,13 +118,5 @@ def load(folder: str | Path) -> Result:
 
 def make_result(config: ConfigDict, plan: dict[str, Any], partition: str, records: Records, **more: Any) -> Result:
     """A result from its records."""
-    return Result(
-        config=config,
-        plan=plan,
-        partition=partition,
-        rounds=records.rounds,
-        clients=records.clients,
-        reports=records.reports,
-        timings=records.timings,
-        **more,
-    )
+    tables = {name: getattr(records, name) for name in ("rounds", "clients", "reports", "timings")}
+    return Result(config=config, plan=plan, partition=partition, **tables, **more)

@@ -1,7 +1,5 @@
 """A set of runs on one task, in one folder: the common part of comparisons and sweeps."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +11,12 @@ from typing import Any
 import numpy as np
 
 from fedloom.config.files import ConfigDict, to_yaml
-from fedloom.config.resolve import Config
+from fedloom.config.resolve import Config, describe, flat
 from fedloom.core.errors import UserError, oserror_as_user_error
 from fedloom.core.federation import Federation
+from fedloom.data.dataset import Dataset
+from fedloom.engine.stacked_settings import numeric_settings
+from fedloom.models.zoo import Model
 from fedloom.runs.folders import KINDS, check_empty, check_same, exclusive_lock, is_empty
 from fedloom.storage.files import write_text
 from fedloom.studies.build import make_data, make_task
@@ -80,10 +81,21 @@ class Study:
             configs, folders = [self.runs[place] for place in group], [self.path(folder, place) for place in group]
             resume = folder is not None
             yield from zip(
-                group,
-                execute_group(configs, out=folders, resume=resume, on_round=on_round, data=data),
-                strict=True,
+                group, execute_group(configs, out=folders, resume=resume, on_round=on_round, data=data), strict=True
             )
+
+
+def stackable_groups(configs: Sequence[Config]) -> list[list[int]]:
+    """Positions of configurations that differ in nothing but seeds and plain numbers, so that they can be stacked."""
+    found: dict[Any, list[int]] = {}
+    for place, config in enumerate(configs):
+        described = flat(describe(config)) | {"seed": 0}
+        for owner, name in numeric_settings(config.algorithm, config.settings):
+            described[f"algorithm.{name}" if owner == "algorithm" else name] = "a number"
+        objects = [id(thing) for thing in (config.dataset, config.model) if not isinstance(thing, Dataset | Model)]
+        key = type(config.algorithm), *objects, repr(sorted(described.items()))
+        found.setdefault(key, []).append(place)
+    return list(found.values())
 
 
 def refuse_seed(keys: Any, what: str) -> None:

@@ -10,26 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from fedloom.config.files import SECTIONS, ConfigDict, read_config
-from fedloom.config.keywords import takes_settings
-from fedloom.config.resolve import Config, combine, configure, describe, difference, flat, resolve
-from fedloom.core.algorithm import Algorithm
+from fedloom.config.keywords import from_keywords, takes_settings
+from fedloom.config.resolve import AlgorithmLike, Config, DatasetLike, combine, describe, difference, flat, resolve
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
-from fedloom.data.dataset import Dataset
-from fedloom.data.partitions import Partition
 from fedloom.metrics.leaderboard import over_seeds
-from fedloom.models.zoo import Model
 from fedloom.report.leaderboard import to_csv
 from fedloom.report.sweep import to_markdown
 from fedloom.runs.folders import check_kind
 from fedloom.storage.files import write_text
 from fedloom.studies.build import eval_client_ids
-from fedloom.studies.execute import OnRound, stackable_groups
+from fedloom.studies.execute import OnRound
 from fedloom.studies.result import Result
-from fedloom.studies.study import Study, parse_seeds, refuse_seed
+from fedloom.studies.study import Study, parse_seeds, refuse_seed, stackable_groups
 
 # settings that define the task, so their values cannot be ranked
 TASK = ("clients", "partition_seed", "split", "pool", "subset", "server_share", "holdout_clients", "eval_clients")
@@ -57,15 +51,11 @@ class Sweep:
 
 @takes_settings("seed")
 def sweep(
-    algorithm: str | Algorithm | type[Algorithm] = "ditto",
-    dataset: str | Path | Dataset | Federation = "digits",
+    algorithm: AlgorithmLike = "ditto",
+    dataset: DatasetLike = "digits",
     *,
     grid: Grid,
     seeds: int | Sequence[int] = 1,
-    partition: str | Partition | None = None,
-    model: str | Model | nn.Module | Callable[[], nn.Module] | None = None,
-    head: str = "head",
-    data_dir: str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     on_group: OnGroup | None = None,
@@ -78,16 +68,12 @@ def sweep(
         dataset: a data set's name, a path to your own data, a `Federation` or a `Dataset`.
         grid: a list of values for every setting that is searched, such as `{"lr": [0.01, 0.1]}`.
         seeds: how many, or which.
-        partition: how samples are divided among clients, a name or a `Partition`; by default the data set's.
-        model: a name, a `torch.nn.Module` (its parameters are everybody's initial ones) or a function that builds one
-            (every seed has its own initial parameters); by default the data set's.
-        head: name of the last layer of a model of your own.
-        data_dir: folder with the data set's files.
         out: folder in which everything is kept; without it, nothing is written.
         resume: continue the sweep in `out`.
-        on_group: called before each group of stacked runs with the method, the runs in it, the groups done and
-            in all; may return a function that is called after every round.
-        **settings: settings of all runs (below), of the method, the data set, the partition or the model, by name.
+        on_group: called before each group of stacked runs with the method, the runs in it, the groups done and in all;
+            may return a function that is called after every round.
+        **settings: the keyword arguments below, and settings of the method, the data set, the partition or the model,
+            by name.
 
     Returns:
         The table of combinations, the best first.
@@ -97,16 +83,15 @@ def sweep(
     >>> len(found.table), found.best()["lr"]
     (4, 0.1)
     """
-    values = {key.replace("__", "."): value for key, value in settings.items()}
-    wanted = _checked({key.replace("__", "."): list(found) for key, found in _pairs(grid)})
-    refuse_seed(values, "sweep")
-    if twice := sorted(values.keys() & wanted.keys()):
+    searched = _checked({key.replace("__", "."): list(found) for key, found in _pairs(grid)})
+    refuse_seed(settings, "sweep")
+    if twice := sorted({key.replace("__", ".") for key in settings} & searched.keys()):
         raise UserError(f"'{twice[0]}' is given twice, as a setting and in the grid.")
 
     def make(combination: Combination) -> Config:
-        return configure(algorithm, dataset, partition, model, head, data_dir, {**values, **combination})
+        return from_keywords(algorithm, dataset, {**settings, **combination})
 
-    return carry_out(make, wanted, parse_seeds(seeds), out=out, resume=resume, on_group=on_group)
+    return carry_out(make, searched, parse_seeds(seeds), out=out, resume=resume, on_group=on_group)
 
 
 def _pairs(grid: Any) -> Iterable[tuple[str, Iterable[Any]]]:

@@ -28,7 +28,7 @@ static thread_local Index threadIdx, blockIdx;
 static Index gridDim, blockDim;
 static std::barrier<>*block, *all_warps;
 alignas(128) static char memory[1 << 18];  // shared memory
-static char* room = memory;
+static char* shared_memory = memory;
 
 static void __syncthreads() { block->arrive_and_wait(); }
 

@@ -131,7 +131,8 @@ def check(forward, backward, shape, device, evaluation=True):
     expected, pull = torch.func.vjp(torch.func.vmap(stepwise), *double)
 
     def close(found, expected):
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=2e-6)
+        largest = max(1.0, float(expected.abs().max()))  # gradients of biases are sums over all steps and samples
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=5e-6 * largest)
 
     def samples_first(x):  # in memory
         return x.transpose(1, 2).contiguous().transpose(1, 2)

@@ -12,6 +12,7 @@ State = dict[str, Tensor]
 
 
 def start(x: Tensor) -> State:
+    """The state before the first step."""
     return {"m": torch.zeros_like(x), "v": torch.zeros_like(x)}
 
 

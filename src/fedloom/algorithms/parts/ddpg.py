@@ -27,6 +27,8 @@ LAST = torch.iinfo(torch.int64).max  # sorts behind everything
 
 @dataclass(frozen=True)
 class DDPG:
+    """An agent as pure functions of its state; its fields are sizes and hyper-parameters."""
+
     states: int  # d_s
     actions: int  # d_a
     capacity: int  # transitions that are remembered

@@ -23,10 +23,12 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cos(a: Tensor, b: Tensor) -> Tensor:
+    """One minus the cosine of every pair."""
     return 1 - cosine(a, b)
 
 
 def l2(a: Tensor, b: Tensor) -> Tensor:
+    """Euclidean distance of every pair."""
     return torch.linalg.vector_norm(a - b, dim=-1)  # where a = b its gradient is 0; that of sqrt would be NaN
 
 

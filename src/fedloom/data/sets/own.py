@@ -1,7 +1,5 @@
 """The data set `own`: a user's data (tables, images, arrays, a Hugging Face data set) at a path."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fedloom data check`: statistics of a user's data, and everything that is wrong with them."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Image files as arrays of pixels, all of one size."""
 
-from __future__ import annotations
-
 import io
 import math
 import warnings

@@ -1,7 +1,5 @@
 """The layout of a user's data: which files there are, and which client, class and split their paths stand for."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

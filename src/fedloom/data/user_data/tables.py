@@ -1,7 +1,5 @@
 """Reads tables from files: CSV, Parquet, and the Arrow files of Hugging Face data sets."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Texts as token ids."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedloom.data.text import basic_english, padded, vocabulary

@@ -4,8 +4,6 @@ This is the reference that other executors must match, and the fastest one for m
 then several clients may train in parallel threads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Scoring one model on some samples, in batches that fit memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

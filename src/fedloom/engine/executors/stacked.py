@@ -5,8 +5,6 @@ of a client are saved when it finishes and never read again, so whatever is comp
 rounded up to one of a few sizes) has no effect.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Hashable

@@ -1,7 +1,5 @@
 """Scoring the models of many clients at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What passes ask about a traced graph."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

@@ -2,8 +2,6 @@
 over buffers that are no longer needed, because a CPU spends much of a small step on memory that is not in its
 caches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

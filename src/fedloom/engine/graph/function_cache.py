@@ -1,8 +1,6 @@
 """Functions of tensors that are called in every round, replayed from traced graphs (on a GPU: from CUDA graphs),
 without vmap, autograd and pytree handling."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence

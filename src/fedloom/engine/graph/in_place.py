@@ -1,7 +1,5 @@
 """Graph passes that save memory traffic: results are written over inputs or over results that are no longer needed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

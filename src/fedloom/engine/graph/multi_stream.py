@@ -5,8 +5,6 @@ Captured from several streams, the chain is only as long as the dependencies dem
 backward pass, updates of parameters beside both.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The steps of a phase for a stacked cohort: carried out eagerly, from a traced graph, or from CUDA graphs."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -144,6 +142,8 @@ def _resize(tensors: Flat, rows: int) -> Flat:
 
 
 class CapturedSteps(NamedTuple):
+    """CUDA graphs of one or several steps."""
+
     by_steps: dict[int, torch.cuda.CUDAGraph]  # by number of steps, the largest first
     graph: Any  # kept alive because the CUDA graphs read its constants
 

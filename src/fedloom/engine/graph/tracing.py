@@ -4,8 +4,6 @@ Tracing runs the function on fake tensors and records its operations. Replaying 
 function and takes a half to a third of the time on a CPU, because autograd and vmap are left out.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Choosing the execution plan: whether stacking pays for this task, how steps are replayed, how many clients fit."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,13 +15,7 @@ from fedloom.engine.executors.per_client import PerClientExecutor
 from fedloom.engine.executors.stacked import StackedExecutor
 from fedloom.engine.plan import Plan, Replay
 from fedloom.engine.planning.dry_run import dry_run
-from fedloom.engine.planning.measure import (
-    Option,
-    Workload,
-    faster_scoring,
-    measure_per_client,
-    measure_stacked,
-)
+from fedloom.engine.planning.measure import Option, Workload, faster_scoring, measure_per_client, measure_stacked
 from fedloom.engine.planning.tuning import candidates, fastest_algos
 from fedloom.nn.kernels.convolution import Algo, ConvCase, convolutions
 from fedloom.nn.kernels.dispatch import has_cuda_kernels
@@ -48,13 +40,7 @@ def make_executor(alg: Algorithm, task: Task, plan: Plan, population: Task | Non
 
 
 def choose_executor(
-    alg: Algorithm,
-    task: Task,
-    population: Task,
-    cohort: Cohort,
-    evaluated: int,
-    mode: str = "auto",
-    runs: int = 1,
+    alg: Algorithm, task: Task, population: Task, cohort: Cohort, evaluated: int, mode: str = "auto", runs: int = 1
 ) -> Executor:
     """The executor, with its plan, for rounds with cohorts like this one in which `evaluated` clients are scored.
 

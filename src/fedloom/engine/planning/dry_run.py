@@ -1,8 +1,6 @@
 """Calling every function of an algorithm once, stacked, to see whether it can be stacked and how much memory it
 takes."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

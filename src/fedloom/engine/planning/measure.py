@@ -1,7 +1,5 @@
 """Timing a few steps of an execution plan, to predict how long a round takes."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import logging

@@ -86,6 +86,8 @@ def _to_weights(dz: Tensor, h: Tensor, hs: Tensor) -> Tensor:
 
 
 class Stepwise(torch.autograd.Function):
+    """The layer by plain operations, one time step after another."""
+
     generate_vmap_rule = True
 
     @staticmethod

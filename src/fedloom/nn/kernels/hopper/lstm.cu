@@ -1,18 +1,19 @@
-// All steps of an LSTM layer of many clients, each with its own weights, forward and back through time.
+// All time steps of an LSTM layer with weights per client, forward and backward. For Hopper GPUs (bulk copies, mbarriers).
 //
-// A program takes some samples of one client, and its threads keep all weights in registers, so a step reads nothing else
-// but what the step before left in shared memory, and what was asked for steps ago. Products go through tensor cores,
-// which take halves (16 bits): a number is two of them, the second 2048 times what the first leaves, and a product is three;
-// what is left out is below the last bit of a float32. Weights and first states beyond 65504 give NaN. Gradients are
-// multiplied by a power of two, so that they fit: by that for the step before, or, where that does not do, by their own.
+// A thread block has some samples of one client, and its threads keep all weights in registers, so a step reads only what
+// the previous step left in shared memory, and inputs that were prefetched some steps ago. Products run on tensor cores in
+// float16: a number is split into two float16, the second one 2048 times the remainder of the first, and a product is three
+// products; what is left out is below the last bit of a float32. Weights and initial states beyond 65504 give NaN. Gradients
+// are scaled by a power of two, so that they fit: by that of the previous step or, where that does not suffice, by their own.
 //
-// Rows of a product are units and its columns are samples. A thread finds the sums of a unit for two samples of a tile of
-// eight in its own registers, and computes these cells; `g` and `t` are its places in a tile as "mma.m16n8k16" in the manual
-// of PTX has them. Up to four samples that fill no tile share one: first halves in four columns, second ones in the others.
+// Rows of a product are units and its columns are samples. A thread has the sums of a unit for two samples of a tile of
+// eight in its registers, and computes these cells; `g` and `t` are its group and its index in the group, as the PTX manual
+// numbers them for "mma.m16n8k16". Up to four remaining samples share a tile: high parts in four columns, low parts in the
+// other four.
 //
-// H: units, a multiple of 4. ROWS: samples of a program, 12 at most. KEEP: gates are wanted; those of a unit lie together.
-// LOW_APART: second halves of weights are in shared memory, forward, where a thread has too few registers. OVER: the last
-// units (0 or 4) that have no warps of their own, back; two warps take their cells, and all a part of their sums.
+// H: units, a multiple of 4. ROWS: samples of a thread block, 12 at most. KEEP: store the gates; those of a unit are adjacent.
+// LOW_APART: low parts of the weights are in shared memory (forward), because a thread has too few registers. OVER: the last
+// units (0 or 4) that have no warps of their own (backward); two warps compute their cells, and all warps a part of their sums.
 
 #define FULL ((ROWS + 3) / 8)                  // tiles of eight samples
 #define SHARED (ROWS > 8 * FULL)               // is there one of up to four?
@@ -49,14 +50,14 @@ __device__ __forceinline__ void mma(float (&to)[4], const unsigned (&a)[4], cons
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The same with eight terms.
+// The same product with eight terms instead of sixteen.
 __device__ __forceinline__ void mma(float (&to)[4], const unsigned (&a)[2], unsigned b) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+f"(to[0]), "+f"(to[1]), "+f"(to[2]), "+f"(to[3])
         : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
-// Two numbers as halves, the first one in the lower bits, and back.
+// Packs two numbers as float16, the first one in the lower bits; and unpacks one of them.
 __device__ __forceinline__ unsigned halves(float first, float second) {
     unsigned both;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
@@ -86,12 +87,12 @@ typedef unsigned long long Signal;
 
 __device__ __forceinline__ unsigned address(const void* of) { return (unsigned)__cvta_generic_to_shared(of); }
 
-// For so many rows.
+// Initialises an mbarrier on which so many rows arrive.
 __device__ __forceinline__ void prepare(Signal* signal, int rows) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1; fence.mbarrier_init.release.cluster;" ::"r"(address(signal)), "r"(rows) : "memory");
 }
 
-// So many bytes will come for a row.
+// Announces the bytes of a row that a bulk copy will bring.
 __device__ __forceinline__ void expect(Signal* signal, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(signal)), "r"(bytes) : "memory");
 }
@@ -102,7 +103,7 @@ __device__ __forceinline__ void fetch(float* to, const float* from, int count, S
                  : "memory");
 }
 
-// Until what was expected for the `turn`-th time is there.
+// Waits for the bytes that were announced for the `turn`-th time.
 __device__ __forceinline__ void fetched(Signal* signal, int turn) {
     asm volatile(
         "{ .reg .pred there;\n"
@@ -110,7 +111,7 @@ __device__ __forceinline__ void fetched(Signal* signal, int turn) {
         "@!there bra again; }" ::"r"(address(signal)), "r"(turn & 1) : "memory");
 }
 
-// What was written to shared memory may be stored from there after the next barrier.
+// Makes writes to shared memory visible to bulk copies that start after the next barrier.
 __device__ __forceinline__ void ready() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void store(float* to, const float* from, int count) {
@@ -119,33 +120,33 @@ __device__ __forceinline__ void store(float* to, const float* from, int count) {
                  : "memory");
 }
 
-// Until shared memory that this thread stored is free.
+// Waits until the bulk copies of this thread have read their shared memory.
 __device__ __forceinline__ void stored() {
     asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-// Two neighbouring warps wait for each other.
+// Barrier of two neighbouring warps.
 __device__ __forceinline__ void meet(int pair) { asm volatile("bar.sync %0, 64;" ::"r"(pair + 1) : "memory"); }
 
-// Some warps wait for all.
+// Named barrier of all warps: some wait, the others only arrive.
 __device__ __forceinline__ void gather(bool wait) {
     if (wait) asm volatile("bar.sync 15, %0;" ::"r"(blockDim.x) : "memory");
     else asm volatile("bar.arrive 15, %0;" ::"r"(blockDim.x) : "memory");
 }
 
-extern __shared__ Words room[];
+extern __shared__ Words shared_memory[];
 #endif
 
 __device__ __forceinline__ float sigmoid(float x) { return inverse(1 + two_to(-1.44269504f * x)); }
 
-// Exact to a few units in the last place, also where it is small.
+// Exact to a few units in the last place, also for small x.
 __device__ __forceinline__ float tangent(float x) {
     const float y = x * x, far = 2 * inverse(1 + two_to(-2.88539008f * x)) - 1;
     const float near = x * (1 + y * (-1.0f / 3 + y * (2.0f / 15 + y * (-17.0f / 315 + y * (62.0f / 2835)))));
     return y < 0.0625f ? near : far;
 }
 
-// Two numbers, each as two halves.
+// Splits two numbers into high and low float16 parts.
 struct Split {
     unsigned high, low;
     __device__ __forceinline__ Split(float a, float b) : high(halves(a, b)) {
@@ -153,8 +154,8 @@ struct Split {
     }
 };
 
-// Eights of terms in fours, of which a thread has two in each, as a tensor core takes them. Threads of a group trade places,
-// and groups do, so that those which write at a time hit different banks.
+// The operand of a product in shared memory: terms in groups of eight, as a tensor core loads them. Positions are permuted
+// within and between groups of threads, so that threads which write at the same time hit different banks (a swizzle).
 template <int FOURS>
 struct States {
     Words at[CELLS][FOURS][32];
@@ -166,7 +167,7 @@ struct States {
         return at[tile][four][place(lane / 4, lane % 4)];
     }
 
-    // Where the words of thread t are for a sample, of first or of second halves.
+    // Address of the words of thread t for a sample, of the high or of the low parts.
     __device__ __forceinline__ unsigned* words(int sample, int second, int four, int t) {
         const int tile = sample / 8, k = sample % 8;
         if (tile < FULL) return at[2 * tile + second][four][place(k % 4 * 2 + k / 4, t)].at;
@@ -178,24 +179,23 @@ struct States {
     }
 };
 
-// The sample of a thread's cell.
+// Index of the sample of a thread's cell.
 __device__ __forceinline__ int sample_of(int cell) { return cell / 2 * 8 + threadIdx.x % 4 + cell % 2 * 4; }
 
-// From two columns of the tile that is shared: the sum of this thread's cell. The threads whose columns are second halves
-// give one and get the other.
+// Adds the sums of the high and the low column of a shared tile for this thread's cell; threads exchange them by shuffles.
 __device__ __forceinline__ float exchanged(float first, float second) {
     const bool low = threadIdx.x & 2;
     const float scale = low ? LOW : 1;
     return scale * (low ? second : first) + __shfl_xor_sync(0xffffffff, scale * (low ? first : second), 2);
 }
 
-// Sums of both kinds of a tile of 16 x 8, which are to be added up.
+// The sums of high and of mixed products of a tile of 16 x 8, which are added at the end.
 struct Sums {
     float main[4], rest[4];
     __device__ __forceinline__ float of(int i) const { return main[i] + LOW * rest[i]; }
 };
 
-// A thread's part of a matrix with WIDTH tiles of 16 rows, second halves maybe in shared memory.
+// A thread's part of the weights: WIDTH tiles of 16 rows; low parts may be in shared memory.
 template <int COUNT, int WIDTH, bool ELSEWHERE>
 struct Weights {
     Words high[COUNT][WIDTH], own[ELSEWHERE ? 1 : COUNT][WIDTH];
@@ -210,8 +210,8 @@ struct Weights {
         const_cast<Words&>(low(k, tile)).at[i] = some.low;
     }
 
-    // sums += the product with the eights 2 j and 2 j + 1 of four in `first`, and in `second`, if they are halves of the same
-    // numbers; or with 2 j only
+    // sums += the product with the groups of terms 2 j and 2 j + 1 in `first` and, if given, their low parts in `second`; or
+    // with group 2 j only
     __device__ __forceinline__ void multiply(
         Sums& sums, int k, int tile, const Words& first, const Words& second, int j, bool two, bool both
     ) const {
@@ -227,14 +227,14 @@ struct Weights {
     }
 };
 
-// Of a program, where so many are to go.
+// Number of samples of a thread block, of so many that are left.
 __device__ __forceinline__ int rows_of(long long left) { return left < ROWS ? (int)left : ROWS; }
 
 // -- forward ----------------------------------------------------------------------------------------------------------
 
 #define FOURS ((EIGHTS + 3) / 4)
 
-struct ForwardRoom {
+struct ForwardShared {
     States<FOURS> states;
     Numbers bias[8 * EIGHTS];
     Words weights[LOW_APART ? (EIGHTS + 1) / 2 * 2 * 32 * EIGHTS : 1];
@@ -243,18 +243,18 @@ struct ForwardRoom {
     const float* from[PLACES];  // the next row of a sample's inputs
 };
 
-// The first of two units whose states thread t has in an eight of terms: in whole fours, those of a warp are with one thread.
+// The first of the two units whose states thread t has in a group of eight terms.
 __device__ __forceinline__ int term_of(int eight, int t) {
     return eight / 4 < EIGHTS / 4 ? eight / 4 * 32 + 8 * t + eight % 4 * 2 : 8 * eight + 2 * t;
 }
 
 // (i, f, g, o) = z[t] + bias + w h; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c')
-// A warp has eight units, and asks for rows of inputs. Cells of one tile of samples are computed beside products of the other.
+// A warp has eight units and prefetches rows of inputs. Cells of one tile of samples overlap with products of the other.
 extern "C" __global__ void __launch_bounds__(32 * EIGHTS, 1) forward(
     const float* z, const float* h0, const float* c0, const float* w, const float* bias, float* hs, float* cs, float* gates,
     long long steps, long long samples, long long z_n, long long z_t, long long z_b, long long w_n, long long bias_n
 ) {
-    ForwardRoom& here = *(ForwardRoom*)room;
+    ForwardShared& here = *(ForwardShared*)shared_memory;
     const int me = threadIdx.x, lane = me % 32, t = me % 4, warp = me / 32, unit = me / 4, g = unit % 8;
     const long long client = blockIdx.x, first = blockIdx.y * ROWS;
     const int rows = rows_of(samples - first);
@@ -309,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(32 * EIGHTS, 1) forward(
     if (steps > 1) ask(1);
     __syncthreads();
 
-    // Sums for tile n of samples: as tensor cores have them, and as cells need them.
+    // The sums of tile n of samples, from the layout of tensor cores to that of cells.
     Sums found[2];
     float sums[CELLS][4];
     auto multiply = [&](int n) {
@@ -384,13 +384,13 @@ extern "C" __global__ void __launch_bounds__(32 * EIGHTS, 1) forward(
     }
 }
 
-// -- back through time ------------------------------------------------------------------------------------------------
+// -- backward ---------------------------------------------------------------------------------------------------------
 
 #define LESS (EIGHTS / 2)                                      // eights of units whose gradients the first of two warps multiplies
 #define MORE (EIGHTS - LESS)                                   // and the second
 #define SIXTEENS (2 * MORE - (H % 8 && MORE > LESS ? 1 : 0))  // of these gradients
 
-struct BackwardRoom {
+struct BackwardShared {
     States<EIGHTS> slopes[2];
     Words over[OVER ? EIGHTS : 1][32];
     float gates[2][PLACES][APART(4 * H)], cells[2][PLACES][APART(H)], dh[2][PLACES][APART(H)], dc[2][PLACES][APART(H)];
@@ -403,16 +403,16 @@ struct BackwardRoom {
     long long from[PLACES], to[PLACES];
 };
 
-// From the last step to the first, and once more for the gradient to what the first was given. `db` is the sum of `dz`
-// over steps and the samples of a program.
-// Two warps have sixteen units. Each sums half of the terms of all, and then takes the cells of eight units, and moves rows of
-// inputs and results.
+// From the last step to the first, and once more for the gradient to the initial state. `db` is the sum of `dz` over steps
+// and over the samples of a thread block.
+// Two warps have sixteen units. Each sums half of the terms of all of them, then computes the cells of eight units, and copies
+// rows of inputs and results.
 extern "C" __global__ void __launch_bounds__(64 * PAIRS, 1) backward(
     const float* dhs, const float* dcs, const float* gates, const float* c0, const float* cs, const float* w,
     float* dz, float* dh0, float* dc0, float* db, long long steps, long long samples,
     long long dh_n, long long dh_t, long long dh_b, long long dc_n, long long dc_t, long long dc_b, long long w_n
 ) {
-    BackwardRoom& here = *(BackwardRoom*)room;
+    BackwardShared& here = *(BackwardShared*)shared_memory;
     const int me = threadIdx.x, lane = me % 32, t = me % 4, warp = me / 32, pair = warp / 2, g = lane / 4, unit = 8 * warp + g;
     const bool second = warp % 2;
     const long long client = blockIdx.x, first = blockIdx.y * ROWS;
@@ -420,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(64 * PAIRS, 1) backward(
     const int tile = warp, over_unit = 16 * PAIRS + g % 4, over_sample = tile < FULL ? 8 * tile + t + g / 4 * 4 : 8 * FULL + t;
     const bool over_cells = OVER && (tile < FULL || tile < TILES && g < 4);
 
-    // The number of a row, of a step or of what the first was given.
+    // Index of a row: of a step, or of the initial state.
     auto row_of = [&](long long step, int sample) { return (client * steps + step) * samples + first + sample; };
     auto start_of = [&](int sample) { return client * samples + first + sample; };
     auto ask = [&](int turn) {
@@ -663,8 +663,8 @@ extern "C" __global__ void __launch_bounds__(64 * PAIRS, 1) backward(
     }
 }
 
-// Bytes of shared memory that a program of each needs.
+// Bytes of shared memory that a thread block of each kernel needs.
 extern "C" __global__ void shared_bytes(long long* bytes) {
-    bytes[0] = sizeof(ForwardRoom);
-    bytes[1] = sizeof(BackwardRoom);
+    bytes[0] = sizeof(ForwardShared);
+    bytes[1] = sizeof(BackwardShared);
 }

@@ -22,6 +22,8 @@ MAX_ROWS = 32  # samples of a program
 
 
 class Tiles(NamedTuple):
+    """How the kernels divide a step."""
+
     units: int  # whose gates are computed at once
     depth: int  # of a step of the product
     warps: int
