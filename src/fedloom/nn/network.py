@@ -132,6 +132,8 @@ def _replace_layers(module: nn.Module, prefix: str = "") -> None:
 class Network:
     """A model architecture as pure functions of its parameters."""
 
+    mean_cross_entropy = staticmethod(mean_cross_entropy)
+
     def __init__(
         self,
         make: Callable[[], nn.Module],
@@ -205,10 +207,6 @@ class Network:
         """The head alone, in evaluation mode, for methods that transform the features first."""
         with _forward(_Pass(train=False, values={**params, **buffers})), self._autocast():
             return self._thread.head(features).to(self._dtype)
-
-    def mean_cross_entropy(self, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """Mean cross-entropy of a padded batch."""
-        return mean_cross_entropy(logits, y, mask)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.type, torch.bfloat16) if self.half else nullcontext()

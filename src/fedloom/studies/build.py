@@ -130,10 +130,9 @@ def check(alg: Algorithm, task: Task) -> None:
     if alg.needs_server_data and task.data.server is None:
         raise UserError(f"{alg.name} needs data at the server; set server_share=0.1 or pool=train.")
     if alg.needs_split and not task.network.body and not getattr(alg, "allow_degenerate", False):
-        raise UserError(
-            f"{alg.name} shares the body of the model, but this model is a single layer; "
-            "use another model, or set allow_degenerate=true to run it as Local."
-        )
+        local = ", or set allow_degenerate=true to run it as Local" if hasattr(alg, "allow_degenerate") else ""
+        why = f"{alg.name} shares the body of the model, but this model is a single layer"
+        raise UserError(f"{why}; use another model{local}.")
     small = int(task.data.splits["train"].sizes.min())
     need = alg.min_samples(task)
     if small < need:

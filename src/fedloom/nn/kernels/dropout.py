@@ -1,13 +1,12 @@
 """Dropout masks from random keys, in one kernel; the formula of `core.keys` would take some twenty."""
 
-import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.keys import fold, salt, uniform
+from fedloom.core.keys import fold, uniform
 from fedloom.nn.kernels.dispatch import cuda_kernel
 
 
@@ -16,7 +15,7 @@ def dropout_factors(key: Tensor, draw: int, shape: list[int], p: float) -> Tenso
     """The factors that dropout multiplies with, in float32: 1 / (1 - p) where `uniform(fold(key, draw), shape) >= p`,
     else 0. The axes of `key` come before those of `shape`."""
     each = key.view(*key.shape, *[1] * len(shape))
-    return (uniform(fold(each, draw), tuple(shape), torch.float32) >= p) * _scale(p)
+    return (uniform(fold(each, draw), tuple(shape), torch.float32) >= p) * kept_factor(p)
 
 
 @dropout_factors.register_fake
@@ -28,13 +27,9 @@ def _vmap_over_keys(info: Any, in_dims: tuple[Any, ...], key: Tensor, *rest: Any
     return dropout_factors(key.movedim(in_dims[0], 0), *rest), 0
 
 
-def _scale(p: float) -> float:
+def kept_factor(p: float) -> float:
+    """The factor of numbers that are kept, in float32."""
     return float(1 / np.float32((1 - p) or 1))  # p = 1 keeps nothing
-
-
-def kernel_arguments(key: Tensor, draw: int, shape: list[int], p: float) -> tuple[Tensor, int, int, float, float]:
-    """What the kernel takes: flat keys, the salt of the draw, numbers per key, p, the factor of kept numbers."""
-    return key.reshape(-1), salt(draw), math.prod(shape), p, _scale(p)
 
 
 torch.library.register_vmap(dropout_factors, _vmap_over_keys)

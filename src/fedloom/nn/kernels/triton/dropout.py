@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedloom.nn.kernels.dropout import kernel_arguments
+from fedloom.core.keys import salt
+from fedloom.nn.kernels.dropout import kept_factor
 
 BLOCK = 1024
 
@@ -33,7 +34,8 @@ def _factors(keys, y, salt, least, scale, size, blocks, BLOCK: tl.constexpr):
 
 def dropout_factors(key: Tensor, draw: int, shape: list[int], p: float) -> Tensor:
     """See `fedloom.nn.kernels.dropout`."""
-    return factors(*kernel_arguments(key, draw, shape, p)).view(*key.shape, *shape)
+    found = factors(key.reshape(-1), salt(draw), math.prod(shape), p, kept_factor(p))
+    return found.view(*key.shape, *shape)
 
 
 def factors(keys: Tensor, salt: int, size: int, p: float, scale: float) -> Tensor:
