@@ -1,1 +1,1 @@
-"""Who loops: rounds, clients, epochs, batches. An engine imports no method."""
+"""Rounds of training and evaluation: the server's driver, the clients, executors, traced graphs, planning."""

@@ -1,4 +1,4 @@
-"""Which runs can be stacked, found by trying."""
+"""Finding runs that can be stacked, by a dry run."""
 
 import logging
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""What a run leaves on disk, and how it is picked up again."""
+"""Run directories: records, checkpoints, folders and their locks."""

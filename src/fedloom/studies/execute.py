@@ -20,7 +20,7 @@ from fedloom.engine.plan import Plan
 from fedloom.engine.planning.choose import REFERENCE
 from fedloom.engine.run_group import RunGroup
 from fedloom.engine.stacked_settings import differing, numeric_settings
-from fedloom.nn.kernels.dispatch import clear_decisions
+from fedloom.nn.kernels.dispatch import clear_decisions, decisions
 from fedloom.runs.directory import RunDirectory
 from fedloom.runs.interrupt import Stopped, StopRequest, graceful_stop
 from fedloom.runs.records import Row
@@ -153,7 +153,8 @@ def _advance(
     s = runs[0].config.settings
     clear_decisions()
     group = RunGroup([run.simulation for run in runs], plan)
-    log.info("Execution plan: %s (%s)", group.plan().mode, group.plan().reason)
+    kernels = decisions(runs[0].task.data.device).get("all", "chosen as steps are traced, see below")
+    log.info("Execution plan: %s (%s). Custom kernels: %s.", group.plan().mode, group.plan().reason, kernels)
     kept = [run.directory.checkpoints.newest() for run in runs if run.directory is not None]
     for number, run in enumerate(runs):  # from a round that all of them have, so that they can be stacked again
         run.begin(group.plan(number), min(kept) if len(kept) > 1 else None)

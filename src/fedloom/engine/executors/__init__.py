@@ -1,1 +1,1 @@
-"""Who computes what clients do: one after another, or many at once."""
+"""Executors: they compute what the clients of a cohort do, one after another or stacked."""

@@ -315,7 +315,7 @@ class StackedExecutor:
         return tree_unflatten(result if ragged else runner.rows(0, len(cohort)), spec)
 
     def runner(self, phase_id: PhaseId, phase: Phase, work: Tree, cohort: Cohort) -> StepRunner:
-        """Who carries out the steps of a phase; made once per phase and chunk size."""
+        """The runner of a phase's steps; made once per phase and chunk size."""
         key = phase_id, self.plan.chunk
         if key not in self.runners:
             step = StackedStep(self.task, phase, work, cohort, self.plan)

@@ -1,4 +1,4 @@
-"""What passes ask about a traced graph."""
+"""Queries about a traced graph, for graph passes."""
 
 import operator
 from typing import Any

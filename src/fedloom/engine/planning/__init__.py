@@ -1,1 +1,1 @@
-"""How a run is carried out: what is measured, what is decided, the plan."""
+"""Choosing the execution plan of a run by measuring a few steps."""

@@ -33,7 +33,7 @@ COMPILE_SECONDS = 0.12  # of torch's compiler per operation of a graph, on an H2
 
 
 class Workload(NamedTuple):
-    """What a plan is made for."""
+    """The work that a plan is made for: an algorithm, a task, a cohort."""
 
     alg: Algorithm
     task: Task  # what the algorithm sees

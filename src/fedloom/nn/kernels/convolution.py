@@ -49,7 +49,7 @@ class ConvCase(NamedTuple):
 
     @property
     def key(self) -> str:
-        """How the execution plan names it."""
+        """Name of the case in the execution plan."""
         x, w, stride, padding = ("x".join(map(str, v)) for v in self[1:])
         return f"{self.part} {x} {w} /{stride} +{padding}"
 
