@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import fedloom
 import fedloom.studies.run
 from fedloom.cli import main as cli
 from fedloom.config.resolve import configure
@@ -53,3 +54,18 @@ def test_run_commands_have_valid_settings():
         }
         values |= dict(w.split("=") for w in words if "=" in w)
         configure(name, pairs.get("--dataset", "digits"), values=values)
+
+
+def test_the_tutorial_for_a_new_method_is_true(monkeypatch):
+    """Its first method runs, and the test that it shows passes."""
+    known = {name: ALGORITHMS[name] for name in ALGORITHMS.names()}
+    monkeypatch.setattr(ALGORITHMS, "_known", known.copy())
+    text = (Path(__file__).parents[1] / "docs" / "new-method.md").read_text()
+    examples = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "import" in code]
+    assert len(examples) == 2
+    scope: dict = {"__name__": "tutorial"}
+    for example in examples:
+        exec(compile(example, "new-method.md", "exec"), scope)
+    result = fedloom.run("averaging", server_lr=0.5, rounds=1, clients=4)
+    assert result.last()["pre_acc_mean"] > 0
+    scope["test_with_a_server_step_of_one_it_is_fedavg"]()
