@@ -31,6 +31,7 @@ KERNELS = {
     "cnn4": (*DENSE, "channel_sum", "convolution", "pooling"),
     "lstm_shakes": (*DENSE, "lstm", "lstm_hopper"),
     "resnet18_gn_c": (*DENSE, "convolution"),
+    "mlp_dropout": (*DENSE, "dropout"),
     "cnn_pfl": (*DENSE, "channel_sum", "convolution", "dropout", "pooling"),  # with dropout
 }
 GROUPS = {  # of kernels that each do little, and of those that share an operation
@@ -43,6 +44,7 @@ JOBS = {
     "cnn4": (20, 200),
     "lstm_shakes": (100, 100),
     "resnet18_gn_c": (20, 50),
+    "mlp_dropout": (100, 1000),
     "cnn_pfl": (50, 50),
 }
 
@@ -65,8 +67,10 @@ def measure(model: str, args: argparse.Namespace) -> None:
         asked or default for asked, default in zip((args.clients, args.per_client), JOBS[model], strict=True)
     )
     settings = {"lr": 0.01, "batch_size": 10, "rounds": 1000, "device": args.device}
-    data = federation("resnet18_gn_c" if model == "cnn_pfl" else model, clients, samples, ragged=False)
-    task = make_task(configure("fedavg", data, model=make_model if model == "cnn_pfl" else model, values=settings))
+    inputs, module = {"mlp_dropout": ("mlp", "mlp3"), "cnn_pfl": ("resnet18_gn_c", make_model)}.get(model, (model, model))
+    settings |= {"dropout": 0.5} if model == "mlp_dropout" else {}
+    data = federation(inputs, clients, samples, ragged=False)
+    task = make_task(configure("fedavg", data, model=module, values=settings))
     mode = "stacked" if task.data.device.type == "cuda" else "stacked-eager"
     complete = prepared(task, set(), mode)
     variants = {name: {name} for name in KERNELS[model]}
