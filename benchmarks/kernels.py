@@ -67,7 +67,9 @@ def measure(model: str, args: argparse.Namespace) -> None:
         asked or default for asked, default in zip((args.clients, args.per_client), JOBS[model], strict=True)
     )
     settings = {"lr": 0.01, "batch_size": 10, "rounds": 1000, "device": args.device}
-    inputs, module = {"mlp_dropout": ("mlp", "mlp3"), "cnn_pfl": ("resnet18_gn_c", make_model)}.get(model, (model, model))
+    inputs, module = {"mlp_dropout": ("mlp", "mlp3"), "cnn_pfl": ("resnet18_gn_c", make_model)}.get(
+        model, (model, model)
+    )
     settings |= {"dropout": 0.5} if model == "mlp_dropout" else {}
     data = federation(inputs, clients, samples, ragged=False)
     task = make_task(configure("fedavg", data, model=module, values=settings))

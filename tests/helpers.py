@@ -1,15 +1,19 @@
-"""What the tests share: small federations with clients of very different sizes, runs, and comparisons of two runs."""
+"""What the tests share: small federations with clients of very different sizes, runs, comparisons of two runs, and
+calls of the command line."""
 
+import sys
 from itertools import pairwise
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from fedloom.cli import main as cli
 from fedloom.core.algorithm import ALGORITHMS, Algorithm, Batch, Info
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.task import Task
-from fedloom.core.tree import take, tree_flatten
+from fedloom.core.tree import leaves, take, tree_flatten
 from fedloom.engine.plan import Plan
 from fedloom.engine.planning.choose import REFERENCE
 from fedloom.engine.run_group import RunGroup
@@ -67,6 +71,7 @@ class SmallNet(nn.Module):
 def make_task(
     sizes, *, norm=False, dropout=0.0, federation=None, device="cpu", dtype=torch.float64, **settings
 ) -> Task:
+    """SmallNet on the given federation, or on one with clients of these sizes (`data` are its further settings)."""
     data = (federation or make_federation(sizes, **settings.pop("data", {}))).to(torch.device(device), dtype)
     dim, classes = data.x.shape[1], data.classes
     network = Network(lambda: SmallNet(dim, 8, classes, norm, dropout), "head", data.x[:2], dtype)
@@ -128,7 +133,7 @@ def model_task(
     signal=0.0,
     **settings,
 ) -> Task:
-    """A task for a model of the zoo. Samples are random numbers, with so much of a pattern of their class, or tokens
+    """A task for a model of the zoo. Samples are random numbers plus `signal` times a pattern of their class, or tokens
     where there is a vocabulary; with `classes=None`, every token's label is a token, and some are padding."""
     draw = np.random.default_rng(3)
     x = draw.normal(size=(40, *shape)) if vocab is None else draw.integers(0, vocab, (40, *shape))
@@ -166,12 +171,13 @@ def make_batch(x, y, mask=None, k=0, key=0) -> Batch:
 
 
 def client_info(counts=(1,), first=True) -> Info:
-    """What client 0 knows in round 0, with so many training samples of each class."""
+    """What client 0 knows in round 0; `counts` are its training samples of each class."""
     counts = torch.tensor(counts)
     return Info(torch.tensor(0), counts.sum(), counts, torch.tensor(0), torch.tensor(first), torch.tensor(0))
 
 
 def methods() -> list[str]:
+    """Names of all methods that come with FedLoom."""
     return [name for name in ALGORITHMS.names() if ALGORITHMS[name].__module__.startswith("fedloom.")]
 
 
@@ -241,12 +247,11 @@ def running_statistics(run, slot=None, i=None):
 
 
 PER_CLIENT = Plan("per-client")
-ALONE = PER_CLIENT
 EAGER = Plan("stacked", "eager", chunk=len(RAGGED))  # all clients of RAGGED at once, nothing traced
 
 
 def run_rounds(alg, task, rounds=3, *, seed=3, plan=EAGER, evaluate=False, cohorts=None, after_round=None):
-    """A run after so many rounds, and their records. `cohorts` are the ids of those who take part in each round,
+    """A run after some rounds, and their records. `cohorts` are the ids of the clients that take part in each round;
     `after_round(run)` is called after each."""
     run, records = SingleRun(alg, task, seed, plan=plan), []
     for cohort in [None] * rounds if cohorts is None else cohorts:
@@ -256,16 +261,16 @@ def run_rounds(alg, task, rounds=3, *, seed=3, plan=EAGER, evaluate=False, cohor
     return run, records
 
 
-def play(alg, task, plan, rounds=3, seed=7):
+def run_and_evaluate(alg, task, plan, rounds=3, seed=7):
     """A run that is evaluated in every round, and its records."""
     return run_rounds(alg, task, rounds, seed=seed, plan=plan, evaluate=True)
 
 
 def assert_same(alg, task, plan, tolerance, rounds=3, reference=None):
-    """State of server and clients, and the scores of all views in all rounds. `reference` is what `play` gave one by
-    one, for those who compare it with several plans."""
-    expected, expected_records = reference or play(alg, task, ALONE, rounds)
-    found, found_records = play(alg, task, plan, rounds)
+    """A run with this plan has the state of server and clients, and in all rounds the scores of all views, of a run
+    client by client, which is returned. `reference` is that run and its records, if they exist already."""
+    expected, expected_records = reference or run_and_evaluate(alg, task, PER_CLIENT, rounds)
+    found, found_records = run_and_evaluate(alg, task, plan, rounds)
     for name, a, b in (
         ("server", expected.server, found.server),
         ("clients", expected.store.everyone(), found.store.everyone()),
@@ -288,3 +293,31 @@ def assert_same(alg, task, plan, tolerance, rounds=3, reference=None):
 
 def plan_id(plan):
     return f"{plan.replay}-{plan.chunk}"
+
+
+def state_bytes(run) -> list[bytes]:
+    """The state of server and clients, to compare two runs to the bit."""
+    return [v.numpy().tobytes() for v in leaves((run.server, run.store.everyone()))]
+
+
+class Crash(Exception):
+    """Ends a run as an error in the middle of it would."""
+
+
+def crash_after(rounds):
+    """A callback `on_round` that raises `Crash` after some rounds."""
+
+    def on_round(done, total, row):
+        if done == rounds:
+            raise Crash
+
+    return on_round
+
+
+def run_cli(monkeypatch, capsys, *args):
+    """Runs `fedloom ARGS` in this process: exit code, standard output, standard error."""
+    monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, args)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    printed = capsys.readouterr()
+    return stop.value.code, printed.out, printed.err

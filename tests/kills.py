@@ -1,4 +1,4 @@
-"""Real processes that are killed: from outside after some time, or at an exact operation on files."""
+"""Commands in processes that are killed: from outside after some time, or at an exact operation on files."""
 
 import functools
 import json
@@ -14,20 +14,27 @@ import fedloom
 
 OPERATIONS = ("open", "fsync", "replace", "pwrite", "unlink", "mkdir")
 
-# what does not depend on the clock
-SAME = (
+# files of a run that do not depend on the clock, so a run that was killed and resumed has the same bytes in them
+REPRODUCIBLE_FILES = (
     "final/server.safetensors", "final/clients.safetensors", "rounds.parquet", "clients.parquet", "reports.parquet",
     "partition.parquet", "summary.json", "config.yaml",
 )  # fmt: skip
 
-server = multiprocessing.get_context("forkserver")
-# what a run imports: seconds in every life. The kernels need Triton, and `fedloom.__main__` is a command
-ours = [module.name for module in pkgutil.walk_packages(fedloom.__path__, "fedloom.")]
-ours = [name for name in ours if not name.endswith(("_triton", "__main__"))]
-server.set_forkserver_preload([*ours, "sklearn.datasets", "torch._dynamo", "typer._adapters"])
+forkserver = multiprocessing.get_context("forkserver")
+# Imported once by the server instead of by every process, where it would take seconds. Triton may not be installed, and
+# `fedloom.__main__` is a command.
+modules = [module.name for module in pkgutil.walk_packages(fedloom.__path__, "fedloom.")]
+modules = [name for name in modules if ".triton." not in name and not name.endswith("__main__")]
+forkserver.set_forkserver_preload([*modules, "sklearn.datasets", "torch._dynamo", "typer._adapters"])
 
 
-class Deadly:
+def assert_same_files(found: Path, expected: Path) -> None:
+    """Two folders of runs have the same bytes in all files that do not depend on the clock."""
+    for name in REPRODUCIBLE_FILES:
+        assert (found / name).read_bytes() == (expected / name).read_bytes(), name
+
+
+class KillAtOperation:
     """Keeps a log of operations on files, and kills this process at one of them: before it, or with a file half
     written. Which one: the `at`-th, counted from the first on a path that contains `mark`."""
 
@@ -45,12 +52,12 @@ class Deadly:
     def install(self) -> None:
         for name in OPERATIONS:
             setattr(os, name, self._before(getattr(os, name)))
-        whole = pathlib.Path.write_bytes
+        original = pathlib.Path.write_bytes
 
         def write_bytes(path, data):
-            whole(path, data[: len(data) // 2])
+            original(path, data[: len(data) // 2])
             self.step(str(path))
-            return whole(path, data)
+            return original(path, data)
 
         pathlib.Path.write_bytes = write_bytes
 
@@ -63,12 +70,12 @@ class Deadly:
         return call
 
 
-def _life(command: list[str], at: int | None, mark: str, report: str | None) -> None:
+def _run_command(command: list[str], at: int | None, mark: str, log_file: str | None) -> None:
     import torch
 
     torch.set_num_threads(1)
-    deadly = Deadly(at, mark)
-    deadly.install()
+    kill = KillAtOperation(at, mark)
+    kill.install()
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     sys.argv = ["fedloom", *command]
     from fedloom.cli.main import main
@@ -76,14 +83,15 @@ def _life(command: list[str], at: int | None, mark: str, report: str | None) -> 
     try:
         main()
     finally:
-        if report is not None:
-            Path(report).write_text(json.dumps(deadly.log))
+        if log_file is not None:
+            Path(log_file).write_text(json.dumps(kill.log))
 
 
-def live(command: list[str], at=None, mark="", after: float | None = None, report: Path | None = None) -> int:
-    """Run a command in a process of its own; killed at an operation on files (see `Deadly`), or `after` so many
-    seconds. Returns the exit code, negative if it was killed; `report` gets the log of operations otherwise."""
-    process = server.Process(target=_life, args=(command, at, mark, None if report is None else str(report)))
+def run_process(command: list[str], at=None, mark="", after: float | None = None, log_file: Path | None = None) -> int:
+    """Run a command in a process of its own; killed at an operation on files (see `KillAtOperation`), or `after` so
+    many seconds. Returns the exit code, negative if it was killed; otherwise `log_file` gets the operations."""
+    log_path = None if log_file is None else str(log_file)
+    process = forkserver.Process(target=_run_command, args=(command, at, mark, log_path))
     process.start()
     process.join(after)
     if after is not None and process.is_alive():

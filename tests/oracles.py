@@ -208,8 +208,8 @@ class PlainTraining:
 
 def full_batch_run(alg, sizes=(3, 17, 8, 11), plan=PER_CLIENT, **settings):
     """A run with full batches before its first round, and plain training of the same clients from the same model."""
-    usual = {"lr": 0.3, "epochs": 2, "momentum": 0.5, "weight_decay": 0.01, "rounds": 6}
-    run = SingleRun(alg, full_batch_task(sizes, **{**usual, **settings}), 5, plan=plan)
+    defaults = {"lr": 0.3, "epochs": 2, "momentum": 0.5, "weight_decay": 0.01, "rounds": 6}
+    run = SingleRun(alg, full_batch_task(sizes, **{**defaults, **settings}), 5, plan=plan)
     return run, PlainTraining(run.task, run.seed)
 
 

@@ -1,4 +1,5 @@
-"""Own data as users have them, written without fedloom: tables, pictures, arrays, Hugging Face data sets."""
+"""Data of users in the layouts that FedLoom reads, written without FedLoom: tables, pictures, arrays, Hugging Face
+data sets."""
 
 import io
 import json

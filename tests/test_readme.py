@@ -2,14 +2,13 @@
 
 import doctest
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from helpers import run_cli
 
 import fedloom
 import fedloom.studies.run
-from fedloom.cli import main as cli
 from fedloom.config.resolve import configure
 from fedloom.core.algorithm import ALGORITHMS
 
@@ -29,11 +28,9 @@ def test_python_examples_run_one_after_another(capsys, monkeypatch):
 
 @pytest.mark.parametrize("line", re.findall(r"^fedloom (list .*?)(?:  #.*)?$", TEXT, re.MULTILINE))
 def test_list_commands_work(line, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["fedloom", *line.split()])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 0
-    assert capsys.readouterr().out
+    code, out, _ = run_cli(monkeypatch, capsys, *line.split())
+    assert code == 0
+    assert out
 
 
 def test_the_example_of_run_is_true():

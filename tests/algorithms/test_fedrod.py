@@ -116,7 +116,7 @@ def test_fedrod_with_balanced_classes_has_fedavg_for_its_global_model(head):
 def test_fedrods_personal_head_does_not_touch_the_generic_model():
     task = make_task(RAGGED, epochs=2, clip=0.3)
     linear, hyper = (run_rounds(FedRoD(personal_head=v), task)[0] for v in ("linear", "hyper"))
-    assert_equal(linear.server["w"], hyper.server["w"])
+    assert_near(linear.server["w"], hyper.server["w"])
     assert set(linear.server) == {"w"}
     assert client_state(hyper) == {}
     fedavg, _ = run_rounds(method("fedavg"), task)

@@ -65,7 +65,7 @@ def test_mappers_steps_by_hand():
     w = 1 - 0.1 * 0.75 * 2 = 0.85. The model is 0.25 * -0.05 + 0.75 * 0.85 = 0.625."""
     alg, task = method("mapper", lambdas=(0.25,)), formula_task(constant_gradient(2.0), lr=0.1)
     down, state = {"w": numbers(p=1)}, {"theta": numbers(p=0), "lam": tensor(0.0)}
-    work = alg.spread(task, alg.begin(task, down, state, INFO), down, INFO)
+    work = alg.start_candidates(task, alg.begin(task, down, state, INFO), down, INFO)
     work = alg.keep_best(task, alg.personal_step(task, work, None, down, INFO), down, INFO)
     assert_near(work["theta"], numbers(p=-0.05))
     work = alg.global_step(task, work, None, down, INFO)
@@ -89,7 +89,7 @@ def test_mapper_measures_each_mixture_with_its_running_statistics():
     x, y = task.data.x[:6], task.data.y[:6]
     work = alg.begin(task, down, state, INFO)
     kept = {k: v + 0.5 for k, v in work["w"].buffers.items()}
-    work = alg.spread(task, {**work, "w": work["w"]._replace(buffers=kept)}, down, INFO)
+    work = alg.start_candidates(task, {**work, "w": work["w"]._replace(buffers=kept)}, down, INFO)
     moved = work["tried"]._replace(
         params={k: v * tensor([1, 3]).view(-1, *[1] * (v.dim() - 1)) for k, v in work["tried"].params.items()}
     )
@@ -142,7 +142,7 @@ def test_mappers_candidates_all_start_from_the_stored_model():
     task = make_task(SIZES, momentum=0.9)
     alg = method("mapper")
     down, state = {"w": task.init(1)}, {"theta": task.init(2), "lam": tensor(0.5)}
-    work = alg.spread(task, alg.begin(task, down, state, INFO), down, INFO)
+    work = alg.start_candidates(task, alg.begin(task, down, state, INFO), down, INFO)
     assert work["lam"].tolist() == [0.25, 0.5, 0.75]
     for j in range(3):
         assert_equal(take(work["tried"].params, j), state["theta"])

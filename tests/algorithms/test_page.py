@@ -18,11 +18,11 @@ from helpers import (
     make_federation,
     make_task,
     method,
-    play,
+    run_and_evaluate,
     run_rounds,
     tensor,
 )
-from kills import SAME
+from kills import assert_same_files
 from oracles import (
     LEARNING_AGENTS,
     UniformFedAvg,
@@ -102,7 +102,7 @@ def test_rewards():
 def test_equilibrium_is_when_neither_mean_has_risen_by_a_tenth_of_a_point():
     alg = method("page", patience=20)
 
-    def rests(global_, local, every=1):
+    def at_equilibrium(global_, local, every=1):
         last = every * len(global_)
         rounds = range(every, last + 1, every)
         scores = zip(rounds, global_, local, strict=True)
@@ -111,17 +111,17 @@ def test_equilibrium_is_when_neither_mean_has_risen_by_a_tenth_of_a_point():
         ]
 
     flat = [50.0] * 30
-    assert rests(flat, flat)
-    assert not rests(flat[:20], flat[:20])  # there is no round to compare with yet
-    assert rests(flat[:21], flat[:21])
-    assert rests([50 - t for t in range(30)], flat)
+    assert at_equilibrium(flat, flat)
+    assert not at_equilibrium(flat[:20], flat[:20])  # there is no round to compare with yet
+    assert at_equilibrium(flat[:21], flat[:21])
+    assert at_equilibrium([50 - t for t in range(30)], flat)
     for rise, there in ((0.11, False), (0.09, True)):  # one of the two still rises
         rising = [*[50.0] * 20, *[50 + rise] * 10]
-        assert rests(rising, flat) == rests(flat, rising) == there
+        assert at_equilibrium(rising, flat) == at_equilibrium(flat, rising) == there
     early = [40.0] * 3 + [50.0] * 20  # the means of rounds 1..3 and 14..23
-    assert not rests(early, flat[:23])
-    assert rests(flat[:4], flat[:4], every=15)  # evaluated in rounds 15, 30, 45, 60
-    assert not rests([50, 50, 50, 51], flat[:4], every=15)
+    assert not at_equilibrium(early, flat[:23])
+    assert at_equilibrium(flat[:4], flat[:4], every=15)  # evaluated in rounds 15, 30, 45, 60
+    assert not at_equilibrium([50, 50, 50, 51], flat[:4], every=15)
 
 
 def test_a_run_may_end_at_equilibrium_and_is_resumed_into_the_same_end(tmp_path):
@@ -137,8 +137,7 @@ def test_a_run_may_end_at_equilibrium_and_is_resumed_into_the_same_end(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         fedloom.run("page", out=tmp_path / "again", on_round=stop, **settings)
     fedloom.run("page", out=tmp_path / "again", resume=True, **settings)
-    for name in SAME:
-        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert_same_files(tmp_path / "again", tmp_path / "whole")
     to_the_end = fedloom.run("page", **{**frozen, "rounds": 6})
     assert [row["equilibrium"] for row in to_the_end.rounds] == [False] * 3 + [True] * 3
     assert "equilibrium" not in fedloom.run("fedavg", **{**task, "rounds": 1}).last()
@@ -166,7 +165,7 @@ def test_page_against_plain_pytorch_given_the_actions(signal, reward):
     w, data, samples = plain.initial, run.task.data, {"train": plain.train, "test": plain.test}[signal]
     server_samples = data.x[data.server], data.y[data.server]
 
-    def paid(weight, loss):
+    def reward_of(weight, loss):
         return weight * min(1 / (loss + 1e-5), 1.5)
 
     payoff, server_payoff = np.zeros(len(SIZES)), 0.0
@@ -179,12 +178,12 @@ def test_page_against_plain_pytorch_given_the_actions(signal, reward):
             for i in plain.clients
         ]  # step 5
         f = [measure(states[i], samples[i])[1] for i in plain.clients]
-        assert found["reward"] == pytest.approx([paid(2, v) for v in f], rel=1e-9)  # step 6
+        assert found["reward"] == pytest.approx([reward_of(2, v) for v in f], rel=1e-9)  # step 6
         assert run.server["s"].tolist() == pytest.approx([measure(s, server_samples)[0] for s in states])  # step 7
         assert found["p"].sum() == pytest.approx(1)
         w = average(states, found["p"])  # step 10
         loss = measure(w, server_samples)[1] if reward == "global" else float(np.dot(found["p"], f))
-        assert server["reward_CS"] == pytest.approx(paid(3, loss), rel=1e-9)  # step 11
+        assert server["reward_CS"] == pytest.approx(reward_of(3, loss), rel=1e-9)  # step 11
         payoff += 0.99**t * found["reward"]
         server_payoff += 0.99**t * server["reward_CS"]
         assert found["U"] == pytest.approx(payoff)
@@ -202,23 +201,23 @@ def test_agents_remember_the_transitions_of_the_specification():
     for _ in range(5):
         records.append(run.advance(evaluate=False))
         seen.append(run.server["s"])
-    told = {name: np.stack([done.reports[name] for done in records]) for name in records[0].reports}
+    reported = {name: np.stack([done.reports[name] for done in records]) for name in records[0].reports}
     agents = client_state(run, "agent")
     assert agents["stored"].tolist() == [4] * len(SIZES)
     for i in range(len(SIZES)):
         replay = take(agents["replay"], i)
-        assert replay["s"][:4, 0].tolist() == pytest.approx(told["state"][:4, i])
-        assert replay["next"][:4, 0].tolist() == pytest.approx(told["state"][1:, i])
-        assert replay["r"][:4].tolist() == pytest.approx(told["reward"][:4, i])
+        assert replay["s"][:4, 0].tolist() == pytest.approx(reported["state"][:4, i])
+        assert replay["next"][:4, 0].tolist() == pytest.approx(reported["state"][1:, i])
+        assert replay["r"][:4].tolist() == pytest.approx(reported["reward"][:4, i])
         for t in range(4):
             eta, alpha = alg.decoded(replay["a"][t])
-            assert (float(eta), int(alpha)) == (pytest.approx(told["eta"][t, i]), told["alpha"][t, i])
+            assert (float(eta), int(alpha)) == (pytest.approx(reported["eta"][t, i]), reported["alpha"][t, i])
     replay = run.server["agent"]["replay"]
     torch.testing.assert_close(replay["s"][:4], torch.stack(seen[:4]))
     torch.testing.assert_close(replay["next"][:4], torch.stack(seen[1:]))
     assert replay["r"][:4].tolist() == pytest.approx([done.server_report["reward_CS"] for done in records[:4]])
     for t in range(4):
-        assert alg.weights(replay["a"][t]).tolist() == pytest.approx(told["p"][t])
+        assert alg.weights(replay["a"][t]).tolist() == pytest.approx(reported["p"][t])
 
 
 # -- invariants -------------------------------------------------------------------------------------------------------
@@ -293,7 +292,7 @@ def test_agents_that_learn_do_the_same_stacked_and_client_by_client(variant):
     """Clients of one to sixty samples; the memory of four wraps around."""
     alg = method("page", **{**LEARNING_AGENTS, "replay": 4, **variant})
     task = page_task(RAGGED[:6], rounds=7)
-    run, _ = reference = play(alg, task, PER_CLIENT, rounds=7)
+    run, _ = reference = run_and_evaluate(alg, task, PER_CLIENT, rounds=7)
     for plan in (Plan("stacked", "eager", chunk=4), Plan("stacked", "traced", chunk=4, shrink=0.3)):
         assert_same(alg, task, plan, 1e-9, rounds=7, reference=reference)
     assert client_state(run, "agent")["updates"].tolist() == [5] * 6
@@ -328,7 +327,7 @@ def test_what_is_reported_reaches_the_records():
 # -- the server's data ------------------------------------------------------------------------------------------------
 
 
-def test_dcs_holdout_divides_what_steers_from_what_tests():
+def test_dcs_holdout_divides_the_servers_samples_into_those_that_reward_and_those_that_test():
     alg, task = method("page", dcs_holdout=0.4), page_task(server=30)
     signal, test = alg.server_data(task)
     assert (len(signal), len(test)) == (18, 12)

@@ -15,7 +15,7 @@ from helpers import (
     make_batch,
     make_task,
     method,
-    play,
+    run_and_evaluate,
     tensor,
     token_task,
 )
@@ -24,7 +24,7 @@ from oracles import LEARNING_AGENTS, assert_finite
 from fedloom.core.tree import leaves
 from fedloom.engine.plan import Plan
 
-OWN_LOSSES = [  # losses or statistics of classes besides the task's loss
+EXTRA_LOSSES = [  # losses or statistics of classes besides the task's loss
     ("fedrod", {}),
     ("fedrod", {"personal_head": "hyper", "hidden": 7}),
     ("fedphp", {"lam": 0.4}),
@@ -53,7 +53,7 @@ def variant_id(value):
     return value if isinstance(value, str) else ",".join(value) or "default"
 
 
-@pytest.mark.parametrize(("name", "settings"), [*OWN_LOSSES, *OTHERS], ids=variant_id)
+@pytest.mark.parametrize(("name", "settings"), [*EXTRA_LOSSES, *OTHERS], ids=variant_id)
 def test_a_variant_gives_the_same_stacked_and_client_by_client(name, settings):
     """Clients of one to sixty samples, with BatchNorm and dropout, some of them absent in some rounds; all of a cohort
     at once, and traced in chunks that do not divide the cohort."""
@@ -61,18 +61,18 @@ def test_a_variant_gives_the_same_stacked_and_client_by_client(name, settings):
         RAGGED, norm=True, dropout=0.2, momentum=0.5, clip=1.0, epochs=2, lr=0.02, participation=0.7, rounds=5
     )
     alg = method(name, **settings)
-    reference = play(alg, task, PER_CLIENT, rounds=5)
+    reference = run_and_evaluate(alg, task, PER_CLIENT, rounds=5)
     for plan in (EAGER, Plan("stacked", "traced", chunk=5, shrink=0)):
         assert_same(alg, task, plan, 1e-9, rounds=5, reference=reference)
 
 
-@pytest.mark.parametrize(("name", "settings"), OWN_LOSSES, ids=variant_id)
+@pytest.mark.parametrize(("name", "settings"), EXTRA_LOSSES, ids=variant_id)
 def test_a_variant_gives_the_same_on_sequences_stacked_and_client_by_client(name, settings):
     run = assert_same(method(name, **settings), token_task(), Plan("stacked", "traced", chunk=3, shrink=0), 1e-9)
     assert_finite(run)
 
 
-@pytest.mark.parametrize(("name", "settings"), OWN_LOSSES, ids=variant_id)
+@pytest.mark.parametrize(("name", "settings"), EXTRA_LOSSES, ids=variant_id)
 def test_every_known_position_of_a_sequence_is_a_sample(name, settings):
     """A step on two sequences and a padded one is a step on their five known positions; so is every other pass."""
     task, alg = token_task(), method(name, **settings)

@@ -43,7 +43,7 @@ def test_scale():
     assert [case[:2] for case in cases] == [[n, store] for store in ("memory", "disk") for n in ("100", "1000")]
     assert names.count("ratio to 1000") == 2  # of a round alone, and with its share of a checkpoint
     assert [case[names.index("ratio to 1000")] for case in cases if case[0] == "1000"] == ["1.00x", "1.00x"]
-    assert all((float(case[-1]) > 0) == (case[1] == "disk") for case in cases)  # rows of clients are where they should
+    assert all((float(case[-1]) > 0) == (case[1] == "disk") for case in cases)  # only there are rows on disk
     assert "torch" in done.stdout
 
 
@@ -73,7 +73,7 @@ def test_gpu_fmnist():
     assert all(float(row["of the ceiling"].removesuffix(" %")) > 0 for row in (fedavg, ditto))
 
 
-def test_a_mistake_is_told_in_a_sentence():
+def test_a_mistake_gets_one_sentence():
     done = run("gpu_fmnist", "--dtype", "float31", code=2)
     assert done.stderr.strip() == "dtype cannot be 'float31'; did you mean 'float32'?"
 

@@ -7,23 +7,13 @@ import subprocess
 import sys
 
 import pytest
-
-from fedloom.cli import main as cli
+from helpers import run_cli
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    """Commands leave what they make in the current folder."""
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    """Commands write to the current folder."""
     monkeypatch.chdir(tmp_path)
-
-
-def fedloom(monkeypatch, capsys, *args):
-    """Exit code, standard output, standard error."""
-    monkeypatch.setattr(sys, "argv", ["fedloom", *args])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    printed = capsys.readouterr()
-    return stop.value.code, printed.out, printed.err
 
 
 MISTAKES = {
@@ -74,7 +64,7 @@ MISTAKES = {
     "split sum": (("run", "--set", "split=0.5/0.1/0.1"), "add up to 1"),
     "k above classes": (("run", "--partition", "kclass_equal", "--set", "k=11"), "k must be at most"),
     "beta 0": (("run", "--set", "beta=0"), "beta must be greater than 0"),
-    "no natural clients": (("run", "--partition", "natural"), "does not say whose"),
+    "no natural clients": (("run", "--partition", "natural"), "has no clients of its own"),
     "official test set": (("run", "--set", "pool=train"), "no official test set"),
     "pool": (("run", "--set", "pool=merge"), "did you mean 'merged'?"),
     "subset": (("run", "--set", "subset=30"), "more than the 20 clients"),
@@ -97,7 +87,7 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_gets_one_sentence_and_exit_code_2(mistake, monkeypatch, capsys):
     args, words = MISTAKES[mistake]
-    code, out, err = fedloom(monkeypatch, capsys, *args)
+    code, out, err = run_cli(monkeypatch, capsys, *args)
     assert code == 2
     assert out == ""
     assert words in err
@@ -107,7 +97,7 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(mistake, monkeypatch, capsy
 
 def test_a_run_prints_all_three_reports_for_every_model(monkeypatch, capsys):
     args = ("run", "ditto", "--rounds", "3", "--clients", "5", "--set", "lam=0.5", "--set", "server_share=0.1")
-    code, out, err = fedloom(monkeypatch, capsys, *args)
+    code, out, err = run_cli(monkeypatch, capsys, *args)
     assert code == 0
     assert err == ""
     for words in ("ditto on digits: 5 clients", "last round", "best on validation", "best on test", "lowest 5 %"):
@@ -120,7 +110,7 @@ def test_a_run_prints_all_three_reports_for_every_model(monkeypatch, capsys):
 
 def test_clients_that_are_held_out_have_rows_of_their_own(monkeypatch, capsys):
     args = ("run", "fedper", "--rounds", "2", "--clients", "6", "--holdout-clients", "2")
-    code, out, err = fedloom(monkeypatch, capsys, *args)
+    code, out, err = run_cli(monkeypatch, capsys, *args)
     assert (code, err) == (0, "")
     assert "fedper on digits: 4 clients and 2 unseen" in out
     for row in ("unseen, on arrival", "unseen, joined"):
@@ -128,26 +118,26 @@ def test_clients_that_are_held_out_have_rows_of_their_own(monkeypatch, capsys):
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
-def test_who_is_held_out_is_shown_with_the_data(monkeypatch, capsys):
+def test_the_clients_that_are_held_out_are_shown_with_the_data(monkeypatch, capsys):
     args = ("data", "show", "--clients", "6", "--holdout-clients", "2")
-    code, out, _ = fedloom(monkeypatch, capsys, *args)
+    code, out, _ = run_cli(monkeypatch, capsys, *args)
     assert code == 0
     assert "Held out, so that they never train: clients 4 to 5." in out
     assert [line.split()[0] for line in out.splitlines() if line.split()[-1:] == ["out"]] == ["4", "5"]
-    _, text, _ = fedloom(monkeypatch, capsys, *args, "--json")
+    _, text, _ = run_cli(monkeypatch, capsys, *args, "--json")
     assert [one["held_out"] for one in json.loads(text)["clients"]] == [False] * 4 + [True] * 2
 
 
 def test_without_validation_data_nothing_is_called_best_on_validation(monkeypatch, capsys):
     args = ("run", "local", "--rounds", "2", "--clients", "5", "--set", "split=0.7/0/0.3")
-    code, out, _ = fedloom(monkeypatch, capsys, *args)
+    code, out, _ = run_cli(monkeypatch, capsys, *args)
     assert code == 0
     assert "best on validation" not in out
     assert "best on test" in out
 
 
 def test_many_classes_are_shown_together_so_that_a_line_fits(monkeypatch, capsys):
-    _, out, _ = fedloom(monkeypatch, capsys, "data", "show", "--dataset", "synthetic", "--clients", "3")
+    _, out, _ = run_cli(monkeypatch, capsys, "data", "show", "--dataset", "synthetic", "--clients", "3")
     assert "share of each 2 classes" in out  # 30 classes
     assert all(len(line) <= 80 for line in out.splitlines())
     for client in "012":
@@ -156,11 +146,11 @@ def test_many_classes_are_shown_together_so_that_a_line_fits(monkeypatch, capsys
 
 @pytest.mark.parametrize("kind", ["algorithms", "datasets", "models", "partitions", "presets"])
 def test_lists_say_the_same_to_people_and_machines(kind, monkeypatch, capsys):
-    _, table, _ = fedloom(monkeypatch, capsys, "list", kind)
-    _, text, _ = fedloom(monkeypatch, capsys, "list", kind, "--json")
+    _, table, _ = run_cli(monkeypatch, capsys, "list", kind)
+    _, text, _ = run_cli(monkeypatch, capsys, "list", kind, "--json")
     for thing in json.loads(text):
         assert thing["name"] in table
-        _, details, _ = fedloom(monkeypatch, capsys, "list", kind, thing["name"])
+        _, details, _ = run_cli(monkeypatch, capsys, "list", kind, thing["name"])
         words = "".join(details.split())
         for setting, about in thing["settings"].items():
             assert setting in details
@@ -206,7 +196,7 @@ METHODS = [
 
 
 def test_all_methods_of_the_papers_are_listed_with_what_they_share(monkeypatch, capsys):
-    _, text, _ = fedloom(monkeypatch, capsys, "list", "algorithms", "--json")
+    _, text, _ = run_cli(monkeypatch, capsys, "list", "algorithms", "--json")
     found = {a["name"]: a for a in json.loads(text)}
     assert len(METHODS) == 32
     assert set(METHODS) <= set(found)

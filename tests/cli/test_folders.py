@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers import Crash, crash_after, run_cli
 
 import fedloom
 from fedloom.cli import main as cli
@@ -16,14 +17,6 @@ from fedloom.runs.folders import exclusive_lock
 from fedloom.storage import files
 
 SMALL = ["--rounds", "2", "--clients", "4", "--plan", "stacked-eager", "--batch-size", "400"]
-
-
-def call(monkeypatch, capsys, *args):
-    monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, args)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    printed = capsys.readouterr()
-    return stop.value.code, printed.out, printed.err
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
@@ -37,13 +30,8 @@ def example(tmp_path_factory):
     settings = {"rounds": 2, "clients": 4, "plan": "stacked-eager", "batch_size": 400}
     fedloom.run("fedavg", out=folder / "done", **settings)
     fedloom.compare(["fedavg"], seeds=1, out=folder / "compared", **settings)
-
-    def stop(done, total, row):
-        if done == 2:
-            raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError):
-        fedloom.run("fedavg", out=folder / "stopped", on_round=stop, checkpoint_every=1, **settings)
+    with pytest.raises(Crash):
+        fedloom.run("fedavg", out=folder / "stopped", on_round=crash_after(2), checkpoint_every=1, **settings)
     return folder
 
 
@@ -90,7 +78,7 @@ MISTAKES = {
     "out and resume": (nothing, ("run", "--out", "x", "--resume", "stopped"), "exclude each other"),
     "resume and no-save": (nothing, ("run", "--no-save", "--resume", "stopped"), "exclude each other"),
     "disk store without a folder": (nothing, (*RUN, "--no-save", "--store", "disk"), "store=disk"),
-    # what is to go on
+    # what is to be resumed
     "resume nothing": (nothing, ("run", "--resume", "x"), "There is no run directory x"),
     "resume a file": (spoil("x"), ("run", "--resume", "x"), "There is no run directory x"),
     "resume a foreign folder": (spoil("x/notes.txt"), ("run", "--resume", "x"), "it has no config.yaml"),
@@ -152,7 +140,7 @@ def test_one_sentence_exit_code_2_and_nothing_written_or_lost(mistake, folder, m
     prepare, args, words = MISTAKES[mistake]
     prepare(folder)
     before = contents(folder)
-    code, out, err = call(monkeypatch, capsys, *args)
+    code, out, err = run_cli(monkeypatch, capsys, *args)
     assert code == 2, err
     assert words in err
     assert len(err.strip().splitlines()) == 1, err
@@ -167,11 +155,11 @@ def test_one_sentence_exit_code_2_and_nothing_written_or_lost(mistake, folder, m
 
 def test_a_directory_in_use_is_refused(folder, monkeypatch, capsys):
     with exclusive_lock(folder / "stopped"):
-        code, _, err = call(monkeypatch, capsys, *RESUME)
+        code, _, err = run_cli(monkeypatch, capsys, *RESUME)
     assert code == 2
     assert "stopped is in use by another process" in err
     with exclusive_lock(folder / "compared"):
-        code, _, err = call(monkeypatch, capsys, "compare", "--resume", "compared")
+        code, _, err = run_cli(monkeypatch, capsys, "compare", "--resume", "compared")
     assert code == 2
     assert "compared is in use by another process" in err
 
@@ -179,13 +167,13 @@ def test_a_directory_in_use_is_refused(folder, monkeypatch, capsys):
 class Disk:
     """Takes a number of writes; then it is full."""
 
-    def __init__(self, room) -> None:
-        self.room, self.writes = room, 0
+    def __init__(self, capacity) -> None:
+        self.capacity, self.writes = capacity, 0
 
     def __call__(self, original):
         def write(*given):
             self.writes += 1
-            if self.writes > self.room:
+            if self.writes > self.capacity:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return original(*given)
 
@@ -198,7 +186,8 @@ class Disk:
 
 @pytest.fixture(scope="module", params=["memory", "disk"])
 def whole(request, tmp_path_factory):
-    """A run on a disk with room: its command, its folder, and how often it writes. Clients take one step a round."""
+    """A run on a disk that is never full: its command, its folder, and how often it writes. Clients take one step per
+    round."""
     args = ("run", "ditto", *SMALL, "--set", "checkpoint_every=1", "--store", request.param)
     out, disk = tmp_path_factory.mktemp("whole") / "run", Disk(10**6)
     with pytest.MonkeyPatch.context() as patch:
@@ -212,46 +201,48 @@ def whole(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("place", range(10))
-def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(place, whole, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_reported_and_the_run_can_be_resumed_when_there_is_space(
+    place, whole, tmp_path, monkeypatch, capsys
+):
     """Wherever it is full, from the first write to the last: a first file, a checkpoint, the client store, the end."""
     monkeypatch.chdir(tmp_path)
     args, undisturbed, writes = whole
     with monkeypatch.context() as patch:
         Disk(place * (writes - 1) // 9).install(patch)
-        code, _, err = call(monkeypatch, capsys, *args, "--out", "run")
+        code, _, err = run_cli(monkeypatch, capsys, *args, "--out", "run")
     assert code == 2
     assert "The disk is full" in err
     assert len(err.strip().splitlines()) == 1
     assert not list(Path("run").rglob("*.partial"))
     again = ("run", "--resume", "run") if Path("run/config.yaml").exists() else (*args, "--out", "run")
-    code, _, err = call(monkeypatch, capsys, *again)
+    code, _, err = run_cli(monkeypatch, capsys, *again)
     assert code == 0, err
     for name in ("final/server.safetensors", "final/clients.safetensors", "rounds.parquet"):
         assert Path("run", name).read_bytes() == (undisturbed / name).read_bytes()
 
 
-def test_no_permission_is_told(tmp_path, monkeypatch, capsys):
+def test_a_missing_permission_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def refused(*args, **kwargs):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(files.os, "replace", refused)
-    code, _, err = call(monkeypatch, capsys, *RUN, "--out", "run")
+    code, _, err = run_cli(monkeypatch, capsys, *RUN, "--out", "run")
     assert code == 2
     assert "no permission" in err
 
 
-def test_commands_keep_what_they_make_below_runs(tmp_path, monkeypatch, capsys):
+def test_commands_make_their_folders_below_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
-        code, out, _ = call(monkeypatch, capsys, *RUN)
+        code, out, _ = run_cli(monkeypatch, capsys, *RUN)
         assert code == 0
         assert f"runs/fedavg-digits-{number}" in out
-    code, out, _ = call(monkeypatch, capsys, "run", "--resume", "runs/fedavg-digits-2")
+    code, out, _ = run_cli(monkeypatch, capsys, "run", "--resume", "runs/fedavg-digits-2")
     assert code == 0
     assert "fedavg on digits" in out
-    code, out, _ = call(monkeypatch, capsys, *RUN, "--no-save")
+    code, out, _ = run_cli(monkeypatch, capsys, *RUN, "--no-save")
     assert code == 0
     assert len(list(Path("runs").iterdir())) == 2
 
@@ -260,26 +251,26 @@ def test_a_comparison_prints_and_keeps_a_leaderboard(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     args = ("compare", "fedavg", "ditto:lam=0.5", "--seeds", "2", *SMALL, "--out", "c")
-    code, out, err = call(monkeypatch, capsys, *args)
+    code, out, err = run_cli(monkeypatch, capsys, *args)
     assert (code, err) == (0, "")
     for words in ("local", "ditto:la", "lowest", "harmed", "gain", "Cost of a round", "2 seeds"):
         assert words in out
     assert all(len(line) <= 80 for line in out.splitlines())
     assert {p.name for p in Path("c").iterdir()} >= {"leaderboard.csv", "leaderboard.md", "leaderboard.tex", "runs"}
-    again = call(monkeypatch, capsys, "compare", "--resume", "c")
+    again = run_cli(monkeypatch, capsys, "compare", "--resume", "c")
     assert (again[0], again[1]) == (0, out)
 
 
 def test_data_shows_a_partition_without_training(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, out, err = call(
+    code, out, err = run_cli(
         monkeypatch, capsys, "data", "show", "--clients", "6", "--set", "beta=0.3", "--picture", "p.png"
     )
     assert code == 0
     assert "1797 samples of 10 classes at 6 clients" in out
     assert "p.png" in err
     assert Path("p.png").read_bytes()[:4] == b"\x89PNG"
-    _, text, _ = call(monkeypatch, capsys, "data", "show", "--clients", "6", "--set", "beta=0.3", "--json")
+    _, text, _ = run_cli(monkeypatch, capsys, "data", "show", "--clients", "6", "--set", "beta=0.3", "--json")
     found = json.loads(text)
     assert sum(one["samples"] for one in found["clients"]) == 1797
     assert all(
@@ -291,7 +282,7 @@ def test_data_shows_a_partition_without_training(tmp_path, monkeypatch, capsys):
 def test_a_file_and_options_add_up(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text("algorithm: {name: ditto, lam: 0.3}\nclients: 5\nrounds: 9\nplan: stacked-eager\n")
-    code, _, err = call(
+    code, _, err = run_cli(
         monkeypatch, capsys, "run", "--config", "x.yaml", "--rounds", "1", "--set", "lr=0.2", "--out", "r"
     )
     assert code == 0, err

@@ -1,19 +1,17 @@
-"""Own data through the command line: every mistake in them has a sentence that says where it is."""
+"""User data through the command line: every mistake in them gets a sentence that says where it is."""
 
 import gzip
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers import run_cli
 from owndata import TEXT_FEATURES, arrays, csv, hugging_face, pictures, png, rows, stream, texts, write
-
-from fedloom.cli import main as cli
 
 GOOD = rows()
 X = np.random.default_rng(0).normal(size=(12, 3))
@@ -22,16 +20,8 @@ C = np.repeat(["a", "b", "c"], 4)
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
+def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def fedloom(monkeypatch, capsys, *args):
-    monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, args)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    printed = capsys.readouterr()
-    return stop.value.code, printed.out, printed.err
 
 
 def changed(row, column, value):
@@ -51,7 +41,7 @@ def data(content, name="data.csv"):
 
 
 def sites(**other):
-    """A table per site; Rome's is something else."""
+    """A table for each of two sites, and the given contents for others."""
 
     def make(d):
         for name in ("berlin", "paris"):
@@ -64,6 +54,8 @@ def sites(**other):
 
 
 def also(make, path, content=""):
+    """`make`, with one more file."""
+
     def both(d):
         write(d / path, content)
         return make(d)
@@ -72,6 +64,8 @@ def also(make, path, content=""):
 
 
 def linked(make, path, target):
+    """`make`, with one more symbolic link."""
+
     def both(d):
         made = make(d)
         (d / path).parent.mkdir(parents=True, exist_ok=True)
@@ -269,14 +263,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_broken_data_get_a_sentence_that_says_where(mistake, tmp_path, monkeypatch, capsys):
+def test_a_mistake_in_the_data_gets_one_sentence_that_says_where_it_is(mistake, tmp_path, monkeypatch, capsys):
     make, more, words = MISTAKES[mistake]
     path = os.path.relpath(make(tmp_path), tmp_path)
     settings = ["--set", more] if more and "=" in more else []
     path = more if more and "=" not in more else os.path.join(".", path)
     before = sorted(tmp_path.rglob("*"))
 
-    code, out, err = fedloom(monkeypatch, capsys, "run", "--dataset", path, *settings)
+    code, out, err = run_cli(monkeypatch, capsys, "run", "--dataset", path, *settings)
     assert (code, out) == (2, "")
     assert len(err.strip().splitlines()) == 1, err
     for word in words:
@@ -284,12 +278,12 @@ def test_broken_data_get_a_sentence_that_says_where(mistake, tmp_path, monkeypat
     assert err.strip().endswith((".", "?"))
     assert sorted(tmp_path.rglob("*")) == before  # no folder of a run that never began
 
-    code, out, err = fedloom(monkeypatch, capsys, "data", "check", path, *settings, "--json")
+    code, out, err = run_cli(monkeypatch, capsys, "data", "check", path, *settings, "--json")
     assert (code, err) == (2, "")
     found = json.loads(out)
     assert not found["ready"]
     assert any(all(word in problem["text"] for word in words) for problem in found["problems"]), found["problems"]
-    code, out, err = fedloom(monkeypatch, capsys, "data", "check", path, *settings)
+    code, out, err = run_cli(monkeypatch, capsys, "data", "check", path, *settings)
     assert (code, err) == (2, "")
     assert "not ready" in out
 
@@ -304,7 +298,7 @@ def test_a_file_that_must_not_be_read_is_named(tmp_path, monkeypatch, capsys):
         return opened(self, *args, **kwargs)
 
     monkeypatch.setattr(type(folder), "open", refuse)  # root, as which tests may run, may read everything
-    code, out, err = fedloom(monkeypatch, capsys, "run", "--dataset", folder)
+    code, out, err = run_cli(monkeypatch, capsys, "run", "--dataset", folder)
     assert (code, out) == (2, "")
     assert "data/paris.csv cannot be read (permission denied)" in err
 
@@ -315,7 +309,7 @@ def test_a_check_collects_what_is_wrong_and_says_what_is_there(tmp_path, monkeyp
     made += [made[0], ["Paris", *made[0][1:]]]
     lines = csv(made, "client,age,sex,label,consent").splitlines()
     write(tmp_path / "data.csv", "\n".join([*lines[:3], "one,two", "", *lines[3:]]))  # two more rows before row 4
-    code, out, _ = fedloom(monkeypatch, capsys, "data", "check", "data.csv", "--json")
+    code, out, _ = run_cli(monkeypatch, capsys, "data", "check", "data.csv", "--json")
     found = json.loads(out)
     assert code == 2
     texts = [problem["text"] for problem in found["problems"]]
@@ -335,7 +329,7 @@ def test_a_check_collects_what_is_wrong_and_says_what_is_there(tmp_path, monkeyp
 def test_a_check_of_good_data_ends_with_the_command_that_trains_on_them(tmp_path, monkeypatch, capsys):
     write(tmp_path / "data.csv", csv([(i, *r) for i, r in enumerate(GOOD)], "patient,site,age,sex,outcome"))
     settings = ["--set", "label=outcome", "--set", "client=site"]
-    code, out, err = fedloom(monkeypatch, capsys, "data", "check", "data.csv", *settings)
+    code, out, err = run_cli(monkeypatch, capsys, "data", "check", "data.csv", *settings)
     assert (code, err) == (0, "")
     ill = sum(row[3] == "ill" for row in GOOD)
     assert "30 samples, 2 classes, 3 clients" in out
@@ -345,46 +339,46 @@ def test_a_check_of_good_data_ends_with_the_command_that_trains_on_them(tmp_path
     assert "'patient' is different in every row" in out
     last = out.strip().splitlines()[-1]
     assert last == "ready: fedloom run --dataset ./data.csv --set label=outcome --set client=site"
-    code, out, _ = fedloom(monkeypatch, capsys, *last.split()[2:], "--rounds", "2", "--plan", "stacked-eager")
+    code, out, _ = run_cli(monkeypatch, capsys, *last.split()[2:], "--rounds", "2", "--plan", "stacked-eager")
     assert code == 0
     assert "on data.csv: 3 clients, natural, mlp" in out
     assert json.loads((tmp_path / "runs/ditto-data-1/names.json").read_text()) == {
         "clients": ["Berlin", "Paris", "Rome"],
         "classes": ["ill", "well"],
     }
-    code, out, _ = fedloom(monkeypatch, capsys, "data", "check", ".", *settings)  # what the run left is not data
+    code, out, _ = run_cli(monkeypatch, capsys, "data", "check", ".", *settings)  # what the run left is not data
     assert code == 0
     assert "30 samples, 2 classes, 3 clients" in out
 
 
-def test_the_page_about_own_data_shows_what_a_check_says(tmp_path, monkeypatch, capsys):
+def test_the_page_about_user_data_shows_what_a_check_prints(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text()
     (table,) = re.findall(r"```csv\n(.*?)```", page, re.DOTALL)
     shown = re.findall(r"^\$ fedloom (data check.*?)\n(.*?)```", page, re.MULTILINE | re.DOTALL)
     assert len(shown) == 2
     for text, (command, said) in zip((table, table.replace("rome", "Rome").replace("high", "148")), shown, strict=True):
         write(tmp_path / "hospitals.csv", text)
-        _, out, _ = fedloom(monkeypatch, capsys, *command.split())
+        _, out, _ = run_cli(monkeypatch, capsys, *command.split())
         assert [line.rstrip() for line in out.strip().splitlines()] == said.strip().splitlines()
 
 
-def test_a_run_on_own_data_goes_on_elsewhere_and_notices_other_data(tmp_path, monkeypatch, capsys):
+def test_a_run_on_user_data_resumes_from_another_folder_and_notices_other_data(tmp_path, monkeypatch, capsys):
     write(tmp_path / "data.csv", csv(GOOD))
     small = ["--rounds", "2", "--plan", "stacked-eager"]
-    code, _, _ = fedloom(monkeypatch, capsys, "run", "fedavg", "--dataset", "./data.csv", "--out", "r", *small)
+    code, _, _ = run_cli(monkeypatch, capsys, "run", "fedavg", "--dataset", "./data.csv", "--out", "r", *small)
     assert code == 0
     (tmp_path / "r/summary.json").unlink()
     (tmp_path / "moved").mkdir()
     (tmp_path / "data.csv").rename(tmp_path / "moved/data.csv")
     monkeypatch.chdir(tmp_path / "moved")
-    code, _, err = fedloom(monkeypatch, capsys, "run", "--resume", "../r")
+    code, _, err = run_cli(monkeypatch, capsys, "run", "--resume", "../r")
     assert code == 2
     assert f"{tmp_path}/data.csv does not exist" in err
-    code, out, _ = fedloom(monkeypatch, capsys, "run", "--resume", "../r", "--dataset", "data.csv")
+    code, out, _ = run_cli(monkeypatch, capsys, "run", "--resume", "../r", "--dataset", "data.csv")
     assert code == 0
     assert "fedavg on data.csv" in out
     (tmp_path / "r/summary.json").unlink()
     write(tmp_path / "moved/data.csv", changed(4, 1, "33"))
-    code, _, err = fedloom(monkeypatch, capsys, "run", "--resume", "../r", "--dataset", "data.csv")
+    code, _, err = run_cli(monkeypatch, capsys, "run", "--resume", "../r", "--dataset", "data.csv")
     assert code == 2
     assert "The data of ../r is not what the run was started with" in err

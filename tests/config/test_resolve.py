@@ -1,17 +1,15 @@
 """Config dicts are combined, read from files and checked; a configuration that is described resolves to itself."""
 
 import json
-import sys
 import typing
 
 import pytest
-from helpers import make_federation, methods
+from helpers import make_federation, methods, run_cli
 from sentences import user_error
 from torch import nn
 
 from fedloom.algorithms.ditto import Ditto
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.cli import main as cli
 from fedloom.config.files import FORMAT, SECTIONS, parse_config, preset, presets, read_config, to_yaml
 from fedloom.config.resolve import combine, configure, describe, difference, resolve
 from fedloom.config.settings import Settings
@@ -24,15 +22,15 @@ from fedloom.models.zoo import MODELS
 REGISTRIES = {"algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITIONS, "model": MODELS}
 
 
-def things():
-    """Section, name and class of everything that can be chosen here."""
+def choices():
+    """Section, name and class of every method, data set, partition and model."""
     for section, registry in REGISTRIES.items():
         for name in registry.names():
             if registry[name].__module__.startswith("fedloom.") and name != "own":  # which needs files: test_own.py
                 yield section, name, registry[name]
 
 
-def other(cls, name):
+def other_value(cls, name):
     """A value of a setting that is not its default."""
     default, hint = fields(cls)[name].default, typing.get_type_hints(cls)[name]
     options = typing.get_args(hint)
@@ -49,9 +47,9 @@ def other(cls, name):
     return {int: max(7, least), float: least + 0.125, str: "cpu"}[type(default)]
 
 
-def assert_survives(request, section, name, value):
+def assert_survives(config_dict, section, name, value):
     """A configuration with this setting is the same after it was described, and after it went through a file."""
-    config = resolve(request)
+    config = resolve(config_dict)
     owner = config.settings if section == "run" else getattr(config, section)
     assert getattr(owner, name) == value != fields(type(owner))[name].default, (section, name)
     described = describe(config)
@@ -60,10 +58,10 @@ def assert_survives(request, section, name, value):
 
 
 def test_there_is_something_of_every_kind_to_choose_from():
-    choices = [(section, name) for section, name, _ in things()]
-    assert {section for section, _ in choices} == set(SECTIONS)
-    assert ("algorithm", "ditto") in choices
-    assert [name for section, name in choices if section == "algorithm"] == methods()
+    found = [(section, name) for section, name, _ in choices()]
+    assert {section for section, _ in found} == set(SECTIONS)
+    assert ("algorithm", "ditto") in found
+    assert [name for section, name in found if section == "algorithm"] == methods()
 
 
 @pytest.mark.parametrize(
@@ -80,20 +78,20 @@ def test_there_is_something_of_every_kind_to_choose_from():
     ],
 )
 def test_a_setting_survives_description_and_file(section, thing, name, value):
-    request = {name: value} if section == "run" else {section: {"name": thing, name: value}}
-    assert_survives(request, section, name, value)
+    config_dict = {name: value} if section == "run" else {section: {"name": thing, name: value}}
+    assert_survives(config_dict, section, name, value)
 
 
 def test_every_choice_and_every_setting_survive_description_and_file():
     """All methods, data sets, partitions and models with their defaults, and each setting at another value."""
     for name in fields(Settings):
-        assert_survives({name: other(Settings, name)}, "run", name, other(Settings, name))
-    for section, thing, cls in things():
+        assert_survives({name: other_value(Settings, name)}, "run", name, other_value(Settings, name))
+    for section, thing, cls in choices():
         config = configure(**{section: thing})
         assert getattr(config, section).name == thing
         assert resolve(describe(config)) == config, thing
         for name in fields(cls):
-            value = other(cls, name)
+            value = other_value(cls, name)
             assert_survives({section: {"name": thing, name: value}}, section, name, value)
 
 
@@ -119,8 +117,8 @@ def test_many_settings_at_once_survive_description_and_file(tmp_path):
     assert config.data_dir == tmp_path / "späte Daten"
 
 
-def test_what_the_data_set_usually_has_is_described_too():
-    """Otherwise a file would mean something else when the usual values change."""
+def test_defaults_of_the_data_set_are_described_too():
+    """Otherwise a file would mean something else when the defaults change."""
     described = describe(configure("fedavg", "fmnist"))
     assert (described["lr"], described["rounds"], described["model"]["name"]) == (0.005, 100, "cnn4")
 
@@ -131,7 +129,7 @@ def test_a_folder_of_data_is_described_from_the_root(tmp_path, monkeypatch):
     assert describe(configure())["data_dir"] is None
 
 
-def test_own_things_are_described_as_such():
+def test_objects_given_in_python_are_described_as_such():
     described = describe(configure(Ditto(lam=0.5), make_federation((3, 4)), model=nn.Linear(6, 4), head="weights"))
     assert described["algorithm"] == {"name": "ditto", "lam": 0.5, "personal_epochs": 1}
     assert described["dataset"] == {"name": "Federation", "own": True}
@@ -146,12 +144,12 @@ def test_a_seed_changes_nothing_else():
     assert config.with_seed(9).with_seed(0) == config
 
 
-def test_what_comes_later_counts():
+def test_later_config_dicts_override_earlier_ones():
     preset_, file, options = {"lr": 1, "rounds": 1, "clients": 1}, {"lr": 2, "rounds": 2}, {"lr": 3}
     assert combine(preset_, file, options) == {"lr": 3, "rounds": 2, "clients": 1}
 
 
-def test_combining_leaves_the_requests_as_they_were():
+def test_combining_does_not_change_the_config_dicts():
     below = {"algorithm": {"name": "ditto", "lam": 1}}
     combine(below, {"algorithm": {"lam": 2}, "algorithm.personal_epochs": 3})
     assert below == {"algorithm": {"name": "ditto", "lam": 1}}
@@ -162,14 +160,14 @@ def test_combining_leaves_the_requests_as_they_were():
     [{"algorithm": "fedprox"}, {"algorithm": {"name": "fedprox"}}, {"algorithm.name": "fedprox"}],
     ids=["word", "section", "dotted"],
 )
-def test_settings_of_a_replaced_method_go_with_it(later):
+def test_replacing_the_method_drops_the_settings_of_the_old_one(later):
     below = {"algorithm": {"name": "ditto", "lam": 0.5}, "lr": 0.2}
     assert combine(below, later) == {"algorithm": {"name": "fedprox"}, "lr": 0.2}
     config = resolve(combine(below, later, {"algorithm.mu": 0.7}))
     assert (config.algorithm.name, config.algorithm.mu) == ("fedprox", 0.7)
 
 
-def test_settings_of_the_same_method_stay():
+def test_settings_of_a_method_that_is_named_again_stay():
     below = {"algorithm": {"name": "ditto", "lam": 0.5, "personal_epochs": 2}}
     above = {"algorithm": {"name": "ditto", "lam": 0.7}}
     assert combine(below, above) == {"algorithm": {"name": "ditto", "lam": 0.7, "personal_epochs": 2}}
@@ -194,28 +192,26 @@ def test_a_bare_key_overrides_that_of_the_section():
 
 
 def test_a_dotted_key_of_an_option_overrides_a_bare_one_of_a_file():
-    """Which of the two ways it is written does not change that options are the later word."""
+    """However it is written, an option overrides a file."""
     assert resolve(combine({"lam": 1.0}, {"algorithm.lam": 0.5})).algorithm.lam == 0.5
     assert resolve(combine({"lam": 1.0}, {"algorithm": {"name": "ditto", "lam": 0.5}})).algorithm.lam == 0.5
 
 
 def test_the_command_line_puts_options_over_the_file_over_the_preset(tmp_path, monkeypatch, capsys):
-    """Of the preset stays the data set, of the file the samples per client (of which the server gets a fifth), and the
+    """The data set is the preset's, the samples per client (of which the server gets a fifth) are the file's, and the
     number of clients is the option's."""
     file = tmp_path / "mine.yaml"
     file.write_text("clients: 7\ndataset: {per_client: 50}\nsplit: [0.5, 0.25, 0.25]\n")
     args = ["data", "show", "--preset", "page/synthetic", "--config", str(file), "--clients", "4", "--json"]
-    monkeypatch.setattr(sys, "argv", ["fedloom", *args])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 0
-    found = json.loads(capsys.readouterr().out)
+    code, out, _ = run_cli(monkeypatch, capsys, *args)
+    assert code == 0
+    found = json.loads(out)
     assert [(c["samples"], c["train"], c["val"], c["test"]) for c in found["clients"]] == [(40, 20, 10, 10)] * 4
     assert (found["server"], found["classes"]) == (40, 30)
 
 
 @pytest.mark.parametrize(
-    ("request_", "words"),
+    ("config_dict", "words"),
     [
         ({"algorithm": "dito"}, ["'dito'", "did you mean 'ditto'?"]),
         ({"algorithm": {"name": "ditto", "lamb": 1}}, ["algorithm 'ditto'", "'lamb'", "did you mean 'lam'?"]),
@@ -233,9 +229,9 @@ def test_the_command_line_puts_options_over_the_file_over_the_preset(tmp_path, m
         ({"algorithm": {"own": 3}}, ["algorithm 'ditto'", "'own'"]),
     ],
 )
-def test_a_mistake_in_a_request_gets_one_sentence(request_, words):
+def test_a_mistake_in_a_config_dict_gets_one_sentence(config_dict, words):
     with user_error(*words):
-        resolve(request_)
+        resolve(config_dict)
 
 
 def test_a_file_that_is_not_there(tmp_path):
@@ -255,7 +251,7 @@ def test_a_file_that_is_not_text(tmp_path):
         read_config(path)
 
 
-NOT_REQUESTS = {
+NOT_CONFIG_DICTS = {
     "broken": ("lr: 0.1\nrounds: 3\nsplit: [0.7, 0.1\nclients: 4\n", ["not valid YAML", "line 4"]),
     "a tab": ("lr: 0.1\n\trounds: 3\n", ["not valid YAML", "line 2"]),
     "two colons": ("lr: 0.1\nrounds: 3: 4\n", ["not valid YAML", "line 2"]),
@@ -279,9 +275,9 @@ NOT_REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("mistake", NOT_REQUESTS)
-def test_a_file_that_is_no_request_gets_one_sentence_with_its_name(mistake, tmp_path):
-    text, words = NOT_REQUESTS[mistake]
+@pytest.mark.parametrize("mistake", NOT_CONFIG_DICTS)
+def test_a_file_that_is_no_config_dict_gets_one_sentence_with_its_name(mistake, tmp_path):
+    text, words = NOT_CONFIG_DICTS[mistake]
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with user_error(str(path), *words):
@@ -289,7 +285,7 @@ def test_a_file_that_is_no_request_gets_one_sentence_with_its_name(mistake, tmp_
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing yet\n", "---\n"])
-def test_an_empty_file_asks_for_nothing(text):
+def test_an_empty_file_is_an_empty_config_dict(text):
     assert parse_config(text, "a file") == {}
 
 
@@ -336,12 +332,12 @@ def test_another_method_differs_in_its_name():
     assert difference(describe(configure("ditto")), describe(configure("fedavg"))) == ("algorithm", "ditto", "fedavg")
 
 
-def test_what_only_one_of_them_has_is_a_difference():
+def test_a_setting_that_only_one_configuration_has_is_a_difference():
     assert difference({"lr": 0.1}, {"lr": 0.1, "clip": 2.0}) == ("clip", None, 2.0)
     assert difference({"lr": 0.1, "clip": 2.0}, {"lr": 0.1}) == ("clip", 2.0, None)
 
 
-def test_where_the_data_lies_is_no_difference(tmp_path):
+def test_the_folder_of_the_data_is_no_difference(tmp_path):
     assert difference(describe(configure()), describe(configure(data_dir=tmp_path))) is None
 
 
@@ -351,15 +347,15 @@ def test_there_are_presets_of_the_papers():
 
 @pytest.mark.parametrize("name", sorted(presets()))
 def test_a_preset_resolves_to_what_it_says(name):
-    asked = combine(preset(name))
-    special = asked.pop("per_method", {})
-    described = describe(resolve({**asked, "algorithm": "fedavg"}))
-    for key, value in asked.items():
+    config_dict = combine(preset(name))
+    per_method = config_dict.pop("per_method", {})
+    described = describe(resolve({**config_dict, "algorithm": "fedavg"}))
+    for key, value in config_dict.items():
         if key in SECTIONS:
             assert value.items() <= described[key].items()
         else:
             assert described[key] == value
-    for method, values in special.items():
+    for method, values in per_method.items():
         config = resolve(combine(preset(name), {"algorithm": method}))
         assert values.items() <= {**describe(config), **describe(config)["algorithm"]}.items()
 
@@ -377,14 +373,14 @@ def test_an_unknown_preset_is_refused_with_the_nearest_one():
         preset("page/syntetic")
 
 
-def test_reading_presets_twice_gives_the_same():
+def test_changing_a_preset_that_was_read_does_not_change_the_next_reading():
     preset("page/synthetic")["lr"] = 7
     assert preset("page/synthetic")["lr"] == 0.1
 
 
 def test_a_key_that_stands_twice_is_a_mistake(tmp_path):
     (tmp_path / "x.yaml").write_text("lr: 1\nrounds: 3\nlr: 2\n")
-    with user_error("x.yaml", "'lr' stands twice"):
+    with user_error("x.yaml", "'lr' occurs twice"):
         read_config(tmp_path / "x.yaml")
 
 
@@ -412,14 +408,14 @@ def test_settings_for_a_method_count_where_it_runs():
 
 
 @pytest.mark.parametrize("later", [{"lr": 0.3, "lam": 0.2}, {"lr": 0.3, "algorithm": {"name": "ditto", "lam": 0.2}}])
-def test_what_a_person_asks_for_overrules_settings_for_a_method(later):
+def test_what_a_user_asks_for_overrides_settings_for_a_method(later):
     config = resolve(combine(LAYERED, {"algorithm": "ditto"}, later))
     assert (config.algorithm.lam, config.settings.lr) == (0.2, 0.3)
     assert LAYERED["per_method"]["ditto"] == {"lam": 0.75, "lr": 0.01}  # the preset itself is left alone
 
 
 @pytest.mark.parametrize(("text", "words"), [("per_method: 3", "per_method"), ("per_method: {ditto: 3}", "'ditto'")])
-def test_settings_for_methods_that_are_none_are_refused(text, words, tmp_path):
+def test_per_method_settings_that_are_no_settings_are_refused(text, words, tmp_path):
     (tmp_path / "x.yaml").write_text(text)
     with user_error("x.yaml", words):
         read_config(tmp_path / "x.yaml")
@@ -436,10 +432,10 @@ def test_a_variant_stands_for_several_settings_and_those_beside_it_count():
 
 @pytest.mark.parametrize("name", [n for n in ALGORITHMS.names() if ALGORITHMS[n].variants])
 def test_every_variant_differs_from_the_defaults(name):
-    for variant, own in ALGORITHMS[name].variants.items():
+    for variant, settings in ALGORITHMS[name].variants.items():
         found = configure(name, values={"algorithm.variant": variant}).algorithm
         assert found != ALGORITHMS[name]()
-        assert {k: getattr(found, k) for k in own} == own
+        assert {k: getattr(found, k) for k in settings} == settings
 
 
 def test_variants_that_are_not_there_are_refused():

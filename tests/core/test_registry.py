@@ -25,100 +25,103 @@ def distribution(folder, name, group, points, **modules):
 
 
 @pytest.fixture
-def shelf(tmp_path, monkeypatch):
-    """A package with a registry of its own, in which `own` registers itself; its modules are forgotten afterwards."""
-    package = tmp_path / "shelf_of_tests"
+def example(tmp_path, monkeypatch):
+    """The folder of a package with a registry, in which its module `builtin` registers a value, and the registry. The
+    modules are removed from `sys.modules` afterwards."""
+    package = tmp_path / "example_package"
     package.mkdir()
     (package / "__init__.py").write_text(
-        "from fedloom.core.registry import Registry\nSHELF = Registry('book', 'shelf_of_tests')\n"
+        "from fedloom.core.registry import Registry\nREGISTRY = Registry('widget', 'example_package')\n"
     )
-    (package / "own.py").write_text("from shelf_of_tests import SHELF\nSHELF.add('own', 'ours')\n")
+    (package / "builtin.py").write_text(adds("builtin", "built in"))
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
-    import shelf_of_tests  # not here before the fixture
+    import example_package  # it exists since the lines above
 
-    yield tmp_path, shelf_of_tests.SHELF
+    yield tmp_path, example_package.REGISTRY
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
 
 
 def adds(name, thing):
-    return f"from shelf_of_tests import SHELF\nSHELF.add({name!r}, {thing!r})\n"
+    """The text of a module that registers something."""
+    return f"from example_package import REGISTRY\nREGISTRY.add({name!r}, {thing!r})\n"
 
 
-def test_every_module_of_the_package_is_found(shelf):
-    folder, books = shelf
-    (folder / "shelf_of_tests" / "later.py").write_text(adds("later", "a new file is all it takes"))
-    assert books.names() == ["later", "own"]
-    assert books["later"] == "a new file is all it takes"
+def test_every_module_of_the_package_is_found(example):
+    folder, registry = example
+    (folder / "example_package" / "later.py").write_text(adds("later", "from a new file"))
+    assert registry.names() == ["builtin", "later"]
+    assert registry["later"] == "from a new file"
 
 
-def test_an_unknown_name_gets_the_nearest_one(shelf):
-    _, books = shelf
-    with user_error("Unknown book 'onw'", "did you mean 'own'?"):
-        books["onw"]
+def test_an_unknown_name_gets_the_nearest_one(example):
+    _, registry = example
+    with user_error("Unknown widget 'bultin'", "did you mean 'builtin'?"):
+        registry["bultin"]
 
 
-def test_other_packages_add_theirs(shelf):
-    folder, books = shelf
-    distribution(folder, "guest", "shelf_of_tests", {"whatever": "guest_of_tests"}, guest_of_tests=adds("guest", "hi"))
-    assert books.names() == ["guest", "own"]
-    assert books["guest"] == "hi"
+def test_other_packages_register_through_entry_points(example):
+    folder, registry = example
+    distribution(folder, "guest", "example_package", {"whatever": "guest_module"}, guest_module=adds("guest", "hi"))
+    assert registry.names() == ["builtin", "guest"]
+    assert registry["guest"] == "hi"
 
 
-def test_what_other_packages_add_to_other_groups_is_not_loaded(shelf):
-    folder, books = shelf
-    distribution(folder, "guest", "shelf_elsewhere", {"x": "guest_of_tests"}, guest_of_tests="raise SystemError")
-    assert books.names() == ["own"]
-    assert "guest_of_tests" not in sys.modules
+def test_what_other_packages_add_to_other_groups_is_not_loaded(example):
+    folder, registry = example
+    distribution(folder, "guest", "another_group", {"x": "guest_module"}, guest_module="raise SystemError")
+    assert registry.names() == ["builtin"]
+    assert "guest_module" not in sys.modules
 
 
 BROKEN = {
-    "an error": ("broken_of_tests", "raise RuntimeError('out of order')", "out of order"),
-    "a syntax error": ("broken_of_tests", "def (", "invalid syntax"),
-    "a missing package": ("broken_of_tests", "import not_there_at_all", "not_there_at_all"),
-    "a missing module": ("absent_of_tests", "", "absent_of_tests"),
-    "a missing class": ("broken_of_tests:Absent", "", "Absent"),
+    "an error": ("broken_module", "raise RuntimeError('out of order')", "out of order"),
+    "a syntax error": ("broken_module", "def (", "invalid syntax"),
+    "a missing package": ("broken_module", "import not_there_at_all", "not_there_at_all"),
+    "a missing module": ("absent_module", "", "absent_module"),
+    "a missing class": ("broken_module:Absent", "", "Absent"),
 }
 
 
 @pytest.mark.parametrize("problem", BROKEN)
-def test_a_broken_package_is_named_in_a_warning_and_hinders_nobody(problem, shelf, caplog):
-    folder, books = shelf
+def test_a_broken_package_is_named_in_a_warning_and_others_are_loaded(problem, example, caplog):
+    folder, registry = example
     target, text, words = BROKEN[problem]
     distribution(
-        folder, "guests", "shelf_of_tests", {"a": "first_of_tests", "b-broken": target, "c": "last_of_tests"},
-        first_of_tests=adds("first", 1), broken_of_tests=text, last_of_tests=adds("last", 2),
+        folder, "guests", "example_package", {"a": "first_module", "b-broken": target, "c": "last_module"},
+        first_module=adds("first", 1), broken_module=text, last_module=adds("last", 2),
     )  # fmt: skip
-    assert books.names() == ["first", "last", "own"]
+    assert registry.names() == ["builtin", "first", "last"]
     (warning,) = [record for record in caplog.records if record.name == "fedloom"]
     assert warning.levelname == "WARNING"
     message = warning.getMessage()
-    assert "book 'b-broken'" in message
+    assert "widget 'b-broken'" in message
     assert words in message
-    assert books.names() == ["first", "last", "own"]  # asked again, it is not loaded or reported again
+    assert registry.names() == ["builtin", "first", "last"]  # asked again, it is not loaded or reported again
     assert len(caplog.records) == 1
 
 
-def test_another_package_does_not_replace_what_is_there(shelf, caplog):
-    folder, books = shelf
-    text = "from shelf_of_tests import SHELF\nclass Mine: pass\nSHELF.add('own', Mine)\n"
-    distribution(folder, "guest", "shelf_of_tests", {"theirs": "clash_of_tests"}, clash_of_tests=text)
-    assert books["own"] == "ours"
+def test_another_package_does_not_replace_what_is_there(example, caplog):
+    folder, registry = example
+    text = "from example_package import REGISTRY\nclass Mine: pass\nREGISTRY.add('builtin', Mine)\n"
+    distribution(folder, "guest", "example_package", {"theirs": "clash_module"}, clash_module=text)
+    assert registry["builtin"] == "built in"
     (warning,) = caplog.records
-    for words in ("'theirs'", "two books are called 'own'", "clash_of_tests.Mine"):
+    for words in ("'theirs'", "two widgets are called 'builtin'", "clash_module.Mine"):
         assert words in warning.getMessage()
 
 
-def test_a_name_that_is_taken_before_the_package_is_loaded_does_not_break_it(shelf):
-    """A script defines its class before anything is asked for; whoever is told, what is built in stays."""
-    folder, books = shelf
-    (folder / "shelf_of_tests" / "zebra.py").write_text(adds("zebra", "last to be loaded"))
+def test_a_name_that_is_taken_before_the_package_is_loaded_does_not_break_it(example):
+    """A script defines its class before anything is looked up. Whether this is an error or not, the built-in
+    one stays."""
+    folder, registry = example
+    (folder / "example_package" / "zebra.py").write_text(adds("zebra", "last to be loaded"))
     with suppress(ValueError):
-        books.add("own", type("Mine", (), {}))
-    assert books.names() == ["own", "zebra"]
-    assert books["own"] == "ours"
+        registry.add("builtin", type("Mine", (), {}))
+    assert registry.names() == ["builtin", "zebra"]
+    assert registry["builtin"] == "built in"
 
 
 def test_two_things_of_one_name_are_a_mistake_and_the_first_stays():
@@ -155,13 +158,13 @@ from fedloom.algorithms.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Guest(FedAvg):
-    """FedAvg whose server goes a part of the way."""
+    """FedAvg whose server moves to a share of the average."""
 
     name = "guest"
     source = "Somebody else"
     shared = "model"
     private = "nothing"
-    share: float = setting(1.0, "of the way", low=0, high=1)
+    share: float = setting(1.0, "of the average", low=0, high=1)
 
     def aggregate(self, task, server, up, info, t, key):
         new = super().aggregate(task, server, up, info, t, key)
@@ -205,7 +208,7 @@ def test_a_method_of_another_package_is_listed(environment):
     done = python(environment, "-m", "fedloom", "list", "algorithms", "--json")
     found = {a["name"]: a for a in json.loads(done.stdout)}
     assert found["guest"]["source"] == "Somebody else"
-    assert found["guest"]["settings"]["share"] == {"default": 1.0, "about": "of the way"}
+    assert found["guest"]["settings"]["share"] == {"default": 1.0, "about": "of the average"}
     assert found["fedavg"]["source"] != "Somebody else"
     assert {"local", "fedavg", "ditto"} <= set(found)
     warnings = done.stderr.strip().splitlines()
@@ -215,7 +218,7 @@ def test_a_method_of_another_package_is_listed(environment):
 
 
 def test_a_method_of_another_package_runs(environment):
-    """All the way it is FedAvg, no part of the way the model stays what it was."""
+    """With a share of 1 it is FedAvg, with a share of 0 the model does not change."""
     probe = """
 import json, fedloom
 task = dict(dataset="synthetic", per_client=60, clients=5, rounds=2, engine="reference")

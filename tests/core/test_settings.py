@@ -25,6 +25,7 @@ class Example:
 
 
 def made(**values):
+    """An example with these settings, as a user wrote them."""
     return build(Example, values, "an example")
 
 

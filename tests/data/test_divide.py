@@ -1,4 +1,4 @@
-"""From a pool to a federation: shares of train, validation and test, and what belongs to the server."""
+"""From a raw data set to a federation: shares of train, validation and test, and what belongs to the server."""
 
 import math
 import zlib
@@ -13,7 +13,7 @@ from fedloom.data.divide import divide, hold_out, split_sizes
 from fedloom.data.partitions import DirichletClass, Iid, KClassEqual, Natural, Pathological
 
 
-def make_pool(per_class=50, classes=4, test_per_class=0, **rest):
+def make_raw(per_class=50, classes=4, test_per_class=0, **rest):
     """Labels 0..classes-1 in turn; the official test set, where there is one, comes last."""
     n, test = per_class * classes, test_per_class * classes
     y = np.arange(n + test) % classes
@@ -21,10 +21,10 @@ def make_pool(per_class=50, classes=4, test_per_class=0, **rest):
     return RawDataset(np.arange(n + test, dtype=np.float32)[:, None], y, classes, official_test=official, **rest)
 
 
-def natural_pool(sizes, **rest):
+def natural_raw(sizes, **rest):
     ends = np.cumsum(sizes)
     lists = tuple(np.arange(end - n, end) for n, end in zip(sizes, ends, strict=True))
-    return make_pool(per_class=int(ends[-1]), classes=1, natural=lists, **rest)
+    return make_raw(per_class=int(ends[-1]), classes=1, natural=lists, **rest)
 
 
 def rows_of(data, *splits):
@@ -66,9 +66,9 @@ def test_shares_follow_exact_arithmetic_for_every_size(shares):
 
 
 def test_a_clients_samples_are_shuffled_by_the_split_stream_and_cut_in_order():
-    pool = natural_pool([20, 30])
-    data = divide(pool, Natural(), 2, split=(0.5, 0.2, 0.3), seed=5)
-    for i, rows in enumerate(pool.natural):
+    raw = natural_raw([20, 30])
+    data = divide(raw, Natural(), 2, split=(0.5, 0.2, 0.3), seed=5)
+    for i, rows in enumerate(raw.natural):
         # rng(name, seed, ids) = default_rng([seed, crc32(name), ids...]), stream (partition, "split", i)
         draw = np.random.default_rng([5, zlib.crc32(b"partition"), zlib.crc32(b"split"), i])
         shuffled, n = draw.permutation(rows), len(rows)
@@ -78,7 +78,7 @@ def test_a_clients_samples_are_shuffled_by_the_split_stream_and_cut_in_order():
 
 
 def test_no_sample_is_in_two_parts_or_with_two_clients():
-    data = divide(make_pool(per_class=200), DirichletClass(beta=0.5), 10, server_share=0.1)
+    data = divide(make_raw(per_class=200), DirichletClass(beta=0.5), 10, server_share=0.1)
     rows = np.concatenate([rows_of(data, "train", "val", "test"), data.server.numpy()])
     assert len(rows) == len(np.unique(rows)) == 800
 
@@ -88,11 +88,11 @@ def test_no_sample_is_in_two_parts_or_with_two_clients():
 )
 def test_shares_that_make_no_sense_are_refused(split):
     with user_error("split", "/".join(f"{s:g}" for s in split)):
-        divide(make_pool(), Iid(), 4, split=split)
+        divide(make_raw(), Iid(), 4, split=split)
 
 
 def test_division_is_a_function_of_the_seed():
-    digests = [divide(make_pool(), Iid(), 4, seed=seed).digest() for seed in (1, 1, 2)]
+    digests = [divide(make_raw(), Iid(), 4, seed=seed).digest() for seed in (1, 1, 2)]
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -100,13 +100,13 @@ def test_division_is_a_function_of_the_seed():
 
 
 def test_merged_divides_the_official_test_set_too_and_leaves_the_server_nothing():
-    data = divide(make_pool(test_per_class=10), Iid(), 4, source="merged")
+    data = divide(make_raw(test_per_class=10), Iid(), 4, source="merged")
     assert sorted(rows_of(data, "train", "val", "test")) == list(range(240))
     assert data.server is None
 
 
 def test_train_divides_the_training_set_and_gives_the_server_the_test_set():
-    data = divide(make_pool(test_per_class=10), Iid(), 4, source="train", split=(0.7, 0, 0.3))
+    data = divide(make_raw(test_per_class=10), Iid(), 4, source="train", split=(0.7, 0, 0.3))
     assert sorted(rows_of(data, "train", "val", "test")) == list(range(200))
     assert data.server.tolist() == list(range(200, 240))
     assert sizes_of(data, "train") == [35] * 4  # floor(0.7 * 50)
@@ -114,49 +114,49 @@ def test_train_divides_the_training_set_and_gives_the_server_the_test_set():
 
 
 def test_separate_tests_clients_on_official_test_data_of_their_own_classes():
-    pool = make_pool(per_class=100, classes=4, test_per_class=20)
-    data = divide(pool, KClassEqual(k=2), 8, source="separate", split=(0.9, 0.0, 0.1))
+    raw = make_raw(per_class=100, classes=4, test_per_class=20)
+    data = divide(raw, KClassEqual(k=2), 8, source="separate", split=(0.9, 0.0, 0.1))
     assert sorted(rows_of(data, "train", "val")) == list(range(400))
     assert sorted(rows_of(data, "test")) == list(range(400, 480))
     assert sizes_of(data, "train") == [50] * 8  # two classes, a quarter of 100 samples of each
     assert sizes_of(data, "test") == [10] * 8
     for i in range(8):
-        train, test = (set(pool.y[data.splits[name][i].numpy()]) for name in ("train", "test"))
+        train, test = (set(raw.y[data.splits[name][i].numpy()]) for name in ("train", "test"))
         assert train == test
         assert len(train) == 2
 
 
 def test_separate_takes_validation_data_from_the_training_set():
     # 50 training samples per client, of which floor(0.58 * 50) = 29; the product is below 29 in floating point
-    pool = make_pool(per_class=100, classes=4, test_per_class=20)
-    data = divide(pool, KClassEqual(k=2), 8, source="separate", split=(0.3, 0.58, 0.12))
+    raw = make_raw(per_class=100, classes=4, test_per_class=20)
+    data = divide(raw, KClassEqual(k=2), 8, source="separate", split=(0.3, 0.58, 0.12))
     assert sizes_of(data, "val") == [29] * 8
     assert sizes_of(data, "train") == [21] * 8
     assert rows_of(data, "val").max() < 400
 
 
 @pytest.mark.parametrize("source", ["train", "separate"])
-@pytest.mark.parametrize("pool", [make_pool(), natural_pool([10, 10])], ids=["labels", "natural"])
-def test_a_pool_without_an_official_test_set_can_only_be_merged(source, pool):
+@pytest.mark.parametrize("raw", [make_raw(), natural_raw([10, 10])], ids=["labels", "natural"])
+def test_a_data_set_without_an_official_test_set_can_only_be_merged(source, raw):
     with user_error(f"pool={source}", "pool=merged"):
-        divide(pool, Iid() if pool.natural is None else Natural(), 4, source=source)
+        divide(raw, Iid() if raw.natural is None else Natural(), 4, source=source)
 
 
 def test_a_partition_that_cannot_divide_separately_says_so():
     with user_error("pathological", "pool=merged"):
-        divide(make_pool(test_per_class=10), Pathological(), 4, source="separate")
+        divide(make_raw(test_per_class=10), Pathological(), 4, source="separate")
 
 
 def test_more_clients_than_samples_are_refused():
     with user_error("201 clients", "200 samples"):
-        divide(make_pool(), Iid(), 201)
+        divide(make_raw(), Iid(), 201)
 
 
 # -- the server's share
 
 
 def test_server_share_goes_to_the_server_first_and_the_rest_to_clients():
-    data = divide(make_pool(), Iid(), 4, server_share=0.1)
+    data = divide(make_raw(), Iid(), 4, server_share=0.1)
     assert len(data.server) == 20
     divided = rows_of(data, "train", "val", "test")
     assert sorted([*divided, *data.server.tolist()]) == list(range(200))
@@ -164,21 +164,21 @@ def test_server_share_goes_to_the_server_first_and_the_rest_to_clients():
 
 
 def test_server_share_comes_on_top_of_the_official_test_set():
-    data = divide(make_pool(test_per_class=10), Iid(), 4, source="train", server_share=0.25)
+    data = divide(make_raw(test_per_class=10), Iid(), 4, source="train", server_share=0.25)
     assert len(rows_of(data, "train", "val", "test")) == 150
     assert len(data.server) == 50 + 40
     assert set(range(200, 240)) <= set(data.server.tolist())
 
 
 def test_server_share_comes_on_top_of_what_the_data_set_gives_the_server():
-    data = divide(make_pool(server=np.arange(180, 200)), Iid(), 4, server_share=0.1)
+    data = divide(make_raw(server=np.arange(180, 200)), Iid(), 4, server_share=0.1)
     assert len(data.server) == 20 + 18  # a tenth of the 180 others
     assert set(range(180, 200)) <= set(data.server.tolist())
     assert len(rows_of(data, "train", "val", "test")) == 162
 
 
 def test_server_share_is_taken_from_natural_clients_too():
-    data = divide(natural_pool([40, 60]), Natural(), 2, server_share=0.2)
+    data = divide(natural_raw([40, 60]), Natural(), 2, server_share=0.2)
     divided = rows_of(data, "train", "val", "test")
     assert len(data.server) == 20
     assert sorted([*divided, *data.server.tolist()]) == list(range(100))
@@ -186,7 +186,7 @@ def test_server_share_is_taken_from_natural_clients_too():
 
 
 def test_a_label_partition_leaves_the_data_sets_server_rows_alone():
-    data = divide(make_pool(server=np.arange(0, 200, 10)), Iid(), 4)
+    data = divide(make_raw(server=np.arange(0, 200, 10)), Iid(), 4)
     assert data.server.tolist() == list(range(0, 200, 10))
     assert not set(rows_of(data, "train", "val", "test")) & set(range(0, 200, 10))
 
@@ -195,20 +195,20 @@ def test_a_label_partition_leaves_the_data_sets_server_rows_alone():
 
 
 def test_natural_clients_keep_their_samples_whatever_number_is_asked_for():
-    data = divide(natural_pool([10, 20, 30]), Natural(), 7)
+    data = divide(natural_raw([10, 20, 30]), Natural(), 7)
     assert data.clients == 3
     for i, (first, end) in enumerate([(0, 10), (10, 30), (30, 60)]):
         mine = np.concatenate([data.splits[name][i].numpy() for name in ("train", "val", "test")])
         assert sorted(mine) == list(range(first, end))
 
 
-def test_natural_needs_a_data_set_that_says_whose_samples_are():
-    with user_error("whose", "dirichlet_class"):
-        divide(make_pool(), Natural(), 4)
+def test_natural_needs_a_data_set_with_clients_of_its_own():
+    with user_error("no clients of its own", "dirichlet_class"):
+        divide(make_raw(), Natural(), 4)
 
 
 def test_ordered_samples_are_split_in_the_order_in_which_they_are_listed():
-    data = divide(natural_pool([10, 20], ordered=True), Natural(), 2, split=(0.7, 0.1, 0.2))
+    data = divide(natural_raw([10, 20], ordered=True), Natural(), 2, split=(0.7, 0.1, 0.2))
     assert data.splits["train"][0].tolist() == list(range(7))
     assert data.splits["val"][0].tolist() == [7]
     assert data.splits["test"][0].tolist() == [8, 9]
@@ -217,10 +217,10 @@ def test_ordered_samples_are_split_in_the_order_in_which_they_are_listed():
 
 def test_a_label_partition_of_ordered_samples_shuffles_before_it_splits():
     # the lists of a label partition are sorted by class: cut in order, the last class would be all of a client's test
-    pool = make_pool(per_class=100, ordered=True)
-    data = divide(pool, KClassEqual(k=2), 4, split=(0.5, 0.0, 0.5))
+    raw = make_raw(per_class=100, ordered=True)
+    data = divide(raw, KClassEqual(k=2), 4, split=(0.5, 0.0, 0.5))
     for i in range(4):
-        train, test = (set(pool.y[data.splits[name][i].numpy()]) for name in ("train", "test"))
+        train, test = (set(raw.y[data.splits[name][i].numpy()]) for name in ("train", "test"))
         assert train == test
 
 
@@ -228,19 +228,19 @@ def test_a_label_partition_of_ordered_samples_shuffles_before_it_splits():
 
 
 def test_clients_with_fewer_than_two_samples_are_left_out_with_a_note():
-    data = divide(natural_pool([10, 1, 0, 5], notes=("generated",)), Natural(), 4)
+    data = divide(natural_raw([10, 1, 0, 5], notes=("generated",)), Natural(), 4)
     assert data.clients == 2
     assert sizes_of(data, "train") == [7, 3]  # floor(0.7 * 10), floor(0.7 * 5)
     assert data.notes == ("generated", "2 of 4 clients had too few samples and were left out")
 
 
 def test_there_is_no_note_when_nobody_is_left_out():
-    assert divide(natural_pool([10, 2]), Natural(), 2).notes == ()
+    assert divide(natural_raw([10, 2]), Natural(), 2).notes == ()
 
 
 def test_a_federation_without_clients_is_refused():
     with user_error("no client", "fewer clients"):
-        divide(natural_pool([1, 1, 1]), Natural(), 3)
+        divide(natural_raw([1, 1, 1]), Natural(), 3)
 
 
 # -- clients that are held out
@@ -255,7 +255,7 @@ def clients_of(data):
 @pytest.mark.parametrize(("wanted", "count"), [(0.2, 5), (0.01, 1), (0.999, 24), (1, 1), (7, 7), (24, 24), (0.29, 7)])
 def test_a_share_or_a_number_of_clients_is_moved_to_the_end_and_nobodys_data_changes(wanted, count):
     """0.29 * 25 = 7.25."""
-    whole = divide(make_pool(100), Iid(), 25)
+    whole = divide(make_raw(100), Iid(), 25)
     data = hold_out(whole, wanted, seed=1)
     assert (data.held_out, data.clients) == (count, 25 - count)
     before, after = clients_of(whole), clients_of(data)
@@ -267,8 +267,8 @@ def test_a_share_or_a_number_of_clients_is_moved_to_the_end_and_nobodys_data_cha
     assert clients_of(left) == after[: data.clients]
 
 
-def test_who_is_held_out_depends_on_the_partition_seed_alone():
-    whole = divide(make_pool(100), Iid(), 25)
+def test_which_clients_are_held_out_depends_on_the_partition_seed_alone():
+    whole = divide(make_raw(100), Iid(), 25)
     first, again, other = (clients_of(hold_out(whole, 5, seed)) for seed in (1, 1, 2))
     assert first == again
     assert set(first[20:]) != set(other[20:])
@@ -287,14 +287,14 @@ def test_who_is_held_out_depends_on_the_partition_seed_alone():
 )
 def test_too_many_to_hold_out_are_refused(clients, wanted, words):
     with user_error(words):
-        hold_out(divide(make_pool(100), Iid(), clients), wanted, 1)
+        hold_out(divide(make_raw(100), Iid(), clients), wanted, 1)
     with user_error("This federation holds out 5 of its clients already"):
-        hold_out(hold_out(divide(make_pool(100), Iid(), 10), 5, 1), 1, 1)
+        hold_out(hold_out(divide(make_raw(100), Iid(), 10), 5, 1), 1, 1)
 
 
 def test_feature_shift_is_a_natural_partition_whose_clients_differ_in_x():
-    """Four domains around 0, 10, 20 and 30, with the same classes in each: nobody has a sample of another domain, in
-    whatever split, nor has who is held out."""
+    """Four domains around 0, 10, 20 and 30, with the same classes in each: no client has a sample of another domain in
+    any split, and neither do those that are held out."""
     draw = np.random.default_rng(0)
     domain, y = np.repeat(np.arange(4), 60), np.tile(np.arange(2), 120)
     x = (10 * domain[:, None] + draw.normal(size=(240, 3))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Downloads against a server that fails, breaks off, lies, changes its mind and sends hostile archives."""
+"""Downloads from a server that fails, breaks off, sends wrong headers, changes its files and sends hostile archives."""
 
 import hashlib
 import io
@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
+from helpers import run_cli
 from sentences import user_error
 
-from fedloom.cli import main as cli
 from fedloom.data import fetch
 from fedloom.data.dataset import DATASETS, Dataset, Source, locate
 from fedloom.data.sets import (
@@ -136,8 +136,8 @@ def sha(data):
     return hashlib.sha256(data).hexdigest()
 
 
-def left(folder):
-    """Names in a folder, all the way down, without the lock."""
+def files_in(folder):
+    """Paths of all files below a folder, without the lock."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.name != fetch.LOCK)
 
 
@@ -146,7 +146,7 @@ def test_a_file_arrives_whole_with_its_checksum_and_is_not_fetched_twice(site, p
     folder = fetch.download(data, tmp_path, lambda *now: seen.append(now))
     assert folder == tmp_path / data.name
     assert (folder / "deep/file.bin").read_bytes() == DATA
-    assert left(folder) == ["checksums.json", "deep/file.bin"]
+    assert files_in(folder) == ["checksums.json", "deep/file.bin"]
     record = json.loads((folder / "checksums.json").read_text())
     assert record == {"deep/file.bin": {"sha256": sha(DATA), "bytes": 300_000, "url": f"{site.url}/a", "unpacked": []}}
     assert seen[0] == ("deep/file.bin", 0, 300_000)
@@ -156,7 +156,7 @@ def test_a_file_arrives_whole_with_its_checksum_and_is_not_fetched_twice(site, p
     assert site.requests[0][1]["User-Agent"].startswith("fedloom/")
 
 
-def test_it_goes_where_the_loader_looks_first(publish, tmp_path, monkeypatch):
+def test_a_download_goes_where_the_loader_looks_first(publish, tmp_path, monkeypatch):
     data = publish()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("FEDLOOM_DATA", raising=False)
@@ -171,12 +171,12 @@ def test_it_goes_where_the_loader_looks_first(publish, tmp_path, monkeypatch):
      ["cut 100000", "no ranges"], ["cut 100000", "wrong range"], ["cut 100000", "416"]],
     ids="-".join,
 )  # fmt: skip
-def test_trouble_that_passes_is_waited_for(site, publish, tmp_path, faults):
+def test_temporary_failures_are_retried(site, publish, tmp_path, faults):
     site.faults["/a"] = list(faults)
     data = publish()
     folder = fetch.download(data, tmp_path)
     assert (folder / "file.bin").read_bytes() == DATA
-    assert left(folder) == ["checksums.json", "file.bin"]
+    assert files_in(folder) == ["checksums.json", "file.bin"]
     assert site.faults["/a"] == []
 
 
@@ -192,7 +192,7 @@ def interrupted(site, publish, tmp_path, monkeypatch, at=100_000, **options):
     return data, tmp_path / data.name
 
 
-def test_an_interrupted_download_goes_on_where_it_ended(site, publish, tmp_path, monkeypatch):
+def test_an_interrupted_download_continues_where_it_ended(site, publish, tmp_path, monkeypatch):
     data, folder = interrupted(site, publish, tmp_path, monkeypatch)
     assert (folder / "file.bin.part").read_bytes() == DATA[:100_000]
     assert not (folder / "file.bin").exists()
@@ -203,10 +203,10 @@ def test_an_interrupted_download_goes_on_where_it_ended(site, publish, tmp_path,
     assert headers["If-Range"] == '"one"'
     assert seen[0] == 100_000
     assert (folder / "file.bin").read_bytes() == DATA
-    assert left(folder) == ["checksums.json", "file.bin"]
+    assert files_in(folder) == ["checksums.json", "file.bin"]
 
 
-def test_it_goes_on_at_the_mirror_where_it_was_interrupted(site, publish, tmp_path, monkeypatch):
+def test_a_download_continues_at_the_mirror_where_it_was_interrupted(site, publish, tmp_path, monkeypatch):
     data = publish(mirrors=("/a", "/b"))
     site.faults |= {"/a": ["404"], "/b": ["cut 100000"]}
     with monkeypatch.context() as once:
@@ -262,7 +262,7 @@ def test_the_next_mirror_is_asked_when_one_does_not_deliver(site, publish, tmp_p
     folder = fetch.download(data, tmp_path)
     assert (folder / "file.bin").read_bytes() == DATA
     assert site.requests[-1][0] == "/b"
-    assert left(folder) == ["checksums.json", "file.bin"]
+    assert files_in(folder) == ["checksums.json", "file.bin"]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_only_the_web_is_asked(publish, tmp_path, address):
         fetch.download(data, tmp_path)
 
 
-def test_nobody_answers(site, publish, tmp_path, monkeypatch):
+def test_a_server_that_does_not_answer_is_given_up(site, publish, tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "TIMEOUT", 0.1)
     data = publish(mirrors=("/a", "/b"))
     site.faults["/a"] = ["silent"] * 3
@@ -320,7 +320,7 @@ def test_nobody_answers(site, publish, tmp_path, monkeypatch):
         fetch.download(other, tmp_path)
 
 
-def test_nobody_there(publish, tmp_path, site):
+def test_a_server_that_refuses_connections_is_reported(publish, tmp_path, site):
     data = publish()
     site.server.shutdown()
     site.server.server_close()
@@ -338,7 +338,7 @@ def test_a_file_that_changed_since_the_first_download_is_refused(site, publish, 
     site.files |= {"/a": OTHER, "/b": OTHER}
     with user_error("file.bin", sha(DATA), sha(OTHER), "remove its entry", str(folder / "checksums.json")):
         fetch.download(data, tmp_path)
-    assert left(folder) == ["checksums.json"]
+    assert files_in(folder) == ["checksums.json"]
     site.files["/b"] = DATA  # one mirror has the right file
     fetch.download(data, tmp_path)
     assert (folder / "file.bin").read_bytes() == DATA
@@ -403,7 +403,7 @@ PACKERS = {"a.zip": zipped, "a.tar.gz": tarred}
 def test_an_archive_is_unpacked_and_not_fetched_again_while_all_of_it_is_there(site, publish, tmp_path, file):
     data = publish(file, PACKERS[file](MEMBERS), unpack=True)
     folder = fetch.download(data, tmp_path)
-    assert left(folder) == ["checksums.json", "readme", "set/a.txt", "set/deep/b.txt"]
+    assert files_in(folder) == ["checksums.json", "readme", "set/a.txt", "set/deep/b.txt"]
     for name, value in MEMBERS.items():
         assert (folder / name).read_bytes() == value
     assert json.loads((folder / "checksums.json").read_text())[file]["unpacked"] == ["readme", "set"]
@@ -419,7 +419,7 @@ def test_an_archive_is_unpacked_and_not_fetched_again_while_all_of_it_is_there(s
 
 def test_an_archive_in_an_archive_is_unpacked_too(publish, tmp_path):
     folder = fetch.download(publish("a.zip", zipped({"b.zip": zipped(MEMBERS), "names": b"n"}), unpack=True), tmp_path)
-    assert left(folder) == ["checksums.json", "names", "readme", "set/a.txt", "set/deep/b.txt"]
+    assert files_in(folder) == ["checksums.json", "names", "readme", "set/a.txt", "set/deep/b.txt"]
 
 
 def test_an_archive_that_was_put_there_by_hand_is_unpacked(site, publish, tmp_path):
@@ -429,7 +429,7 @@ def test_an_archive_that_was_put_there_by_hand_is_unpacked(site, publish, tmp_pa
     (folder / "a.zip").write_bytes(zipped(MEMBERS))
     for _ in range(2):
         fetch.download(data, tmp_path)
-        assert left(folder) == ["a.zip", "checksums.json", "readme", "set/a.txt", "set/deep/b.txt"]
+        assert files_in(folder) == ["a.zip", "checksums.json", "readme", "set/a.txt", "set/deep/b.txt"]
     assert site.requests == []
     (folder / "a.zip").write_bytes(b"PK nothing")
     with user_error(str(folder / "a.zip"), "sha256"):
@@ -446,7 +446,7 @@ HOSTILE = {
     "backslashes": ("..\\out.txt", b"x"),
     "drive": ("C:\\out.txt", b"x"),
     "symbolic link": ("set/link", LINK),
-    "our record": ("checksums.json", b"{}"),
+    "the record of checksums": ("checksums.json", b"{}"),
 }
 IN_TAR = {
     "hard link": ("set/link", (tarfile.LNKTYPE, "../../../etc/passwd")),
@@ -463,7 +463,7 @@ def test_a_hostile_archive_writes_nothing(publish, tmp_path, file, how):
     data = publish(file, PACKERS[file]({**MEMBERS, name: value}), unpack=True)
     with user_error(file, repr(name)):
         fetch.download(data, tmp_path)
-    assert left(tmp_path) == []
+    assert files_in(tmp_path) == []
 
 
 def damaged(raw):
@@ -490,12 +490,12 @@ def test_a_damaged_archive_leaves_nothing_and_the_next_mirror_is_asked(site, pub
     data = publish(file, PACKERS[file](RANDOM), mirrors=("/a", "/b"), unpack=True)
     site.files["/a"] = spoil(site.files["/a"])
     folder = fetch.download(data, tmp_path)
-    assert left(folder) == ["checksums.json", "readme", "set/a.txt", "set/deep/b.txt", "set/noise"]
+    assert files_in(folder) == ["checksums.json", "readme", "set/a.txt", "set/deep/b.txt", "set/noise"]
     assert (folder / "set/noise").read_bytes() == OTHER
-    alone = publish(file, site.files["/a"], unpack=True)
+    single = publish(file, site.files["/a"], unpack=True)
     with user_error(file, "archive" if spoil is not damaged else "it "):
-        fetch.download(alone, tmp_path)
-    assert left(tmp_path / alone.name) == []
+        fetch.download(single, tmp_path)
+    assert files_in(tmp_path / single.name) == []
 
 
 @pytest.mark.parametrize("file", PACKERS)
@@ -507,14 +507,14 @@ def test_an_archive_that_the_disk_cannot_hold_is_refused(publish, tmp_path, monk
     data = publish(file, bomb, unpack=True)
     with user_error(file, "more than the 2000000 bytes"):
         fetch.download(data, tmp_path)
-    assert left(tmp_path) == []
+    assert files_in(tmp_path) == []
 
 
 def test_a_file_that_the_disk_cannot_hold_is_not_begun(publish, tmp_path, monkeypatch):
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 299_999}))
     with user_error("300000 bytes", "room for 299999"):
         fetch.download(publish(), tmp_path)
-    assert left(tmp_path) == []
+    assert files_in(tmp_path) == []
 
 
 SETS = {"cifar10": cifar10, "cifar100": cifar100, "tiny": tiny, "har": har, "amazon": amazon, "fmnist": fmnist,
@@ -546,7 +546,7 @@ def test_what_is_downloaded_is_what_the_loader_looks_for(site, monkeypatch, tmp_
 # -- two at once, and the command
 
 
-def test_two_at_once_fetch_it_once(site, publish, tmp_path):
+def test_two_downloads_at_once_fetch_a_file_once(site, publish, tmp_path):
     data = publish()
     folder = tmp_path / data.name
     folder.mkdir()
@@ -556,35 +556,28 @@ def test_two_at_once_fetch_it_once(site, publish, tmp_path):
         for thread in threads:
             thread.start()
         time.sleep(0.1)
-        assert site.requests == []  # somebody else is at it
+        assert site.requests == []  # the lock is taken
     for thread in threads:
         thread.join()
     assert done == [folder, folder]
     assert len(site.requests) == 1
 
 
-def fedloom(monkeypatch, capsys, *args):
-    monkeypatch.setattr(sys, "argv", ["fedloom", "data", "download", *map(str, args)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    return stop.value.code, *capsys.readouterr()
-
-
 def test_the_command_shows_the_licence_first_and_then_where_the_data_are(publish, tmp_path, monkeypatch, capsys):
     data = publish()
     seen, real = [], fetch._fetch_with_retries
     monkeypatch.setattr(fetch, "_fetch_with_retries", lambda *args: seen.append(capsys.readouterr().err) or real(*args))
-    code, out, _ = fedloom(monkeypatch, capsys, data.name, "--data-dir", tmp_path)
+    code, out, _ = run_cli(monkeypatch, capsys, "data", "download", data.name, "--data-dir", tmp_path)
     assert code == 0
     assert "Licence: to be read first" in seen[0]
     assert str(tmp_path / data.name) in seen[0]
     assert out == f"{data.name} is in {tmp_path / data.name}\n"
 
 
-def test_the_command_fails_with_one_sentence_and_2(site, publish, tmp_path, monkeypatch, capsys):
+def test_the_command_fails_with_one_sentence_and_exit_code_2(site, publish, tmp_path, monkeypatch, capsys):
     data = publish()
     site.faults["/a"] = ["404"]
-    code, out, err = fedloom(monkeypatch, capsys, data.name, "--data-dir", tmp_path)
+    code, out, err = run_cli(monkeypatch, capsys, "data", "download", data.name, "--data-dir", tmp_path)
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith(f"fedloom: file.bin could not be downloaded ({site.url}/a: it answered 404")
     assert "Traceback" not in err
@@ -597,30 +590,30 @@ def test_the_command_says_how_to_go_on_after_ctrl_c(publish, tmp_path, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(fetch, "_start_transfer", stop)
-    code, _, err = fedloom(monkeypatch, capsys, data.name, "--data-dir", tmp_path)
+    code, _, err = run_cli(monkeypatch, capsys, "data", "download", data.name, "--data-dir", tmp_path)
     assert code == 130
     assert f"Continue with: fedloom data download {data.name} --data-dir {tmp_path}" in err
 
 
-def test_what_needs_no_download_or_has_none_is_said(publish, tmp_path, monkeypatch, capsys):
-    code, out, _ = fedloom(monkeypatch, capsys, "digits")
+def test_the_command_says_which_data_sets_need_no_download_or_have_none(publish, tmp_path, monkeypatch, capsys):
+    code, out, _ = run_cli(monkeypatch, capsys, "data", "download", "digits")
     assert code == 0
     assert "digits needs no download" in out
     data = publish()
     data.debian = ("package-of-it", tmp_path)
-    code, out, _ = fedloom(monkeypatch, capsys, data.name)
+    code, out, _ = run_cli(monkeypatch, capsys, "data", "download", data.name)
     assert code == 0
     assert f"{data.name} is there already: {tmp_path}, from Debian's package 'package-of-it'" in out
     data.sources = ()
-    code, _, err = fedloom(monkeypatch, capsys, data.name, "--data-dir", tmp_path)
+    code, _, err = run_cli(monkeypatch, capsys, "data", "download", data.name, "--data-dir", tmp_path)
     assert code == 2
     assert f"put into {tmp_path / data.name}" in err
-    code, _, err = fedloom(monkeypatch, capsys, "cifar11")
+    code, _, err = run_cli(monkeypatch, capsys, "data", "download", "cifar11")
     assert code == 2
     assert "did you mean" in err
 
 
-def test_a_killed_download_goes_on(site, publish, tmp_path):
+def test_a_download_that_was_killed_is_continued(site, publish, tmp_path):
     """A process that is killed in the middle, without a chance to tidy up."""
     site.files["/a"] = DATA
     script = (

@@ -1,4 +1,4 @@
-"""What is made of own data: numbers by hand, and the same from every layout."""
+"""What is made of user data: numbers by hand, and the same from every layout."""
 
 import io
 
@@ -25,10 +25,10 @@ def load(path, **settings):
     return OwnData(str(path), **settings).load(None, 20, 1)
 
 
-def owners(pool):
-    """Name of the client of every sample."""
-    found = np.empty(len(pool.y), dtype=object)
-    for name, mine in zip(pool.client_names, pool.natural, strict=True):
+def client_of_each_sample(raw):
+    """Names of clients."""
+    found = np.empty(len(raw.y), dtype=object)
+    for name, mine in zip(raw.client_names, raw.natural, strict=True):
         found[mine] = name
     return found.tolist()
 
@@ -39,14 +39,14 @@ def owners(pool):
 def test_a_table_becomes_numbers_classes_and_clients(tmp_path):
     made = [("Rome", 30, "no", "1e2", "ill"), ("Paris", 40, "yes", -2.5, "well"), ("Rome", " 50 ", "no", 0, "ill")]
     text = csv([*made, ("Paris", 60, "", 7, "ill")], "client,age,smoker,pressure,label")
-    pool = load(write(tmp_path / "data.csv", text), missing="zero", normalise=False)
-    assert pool.x.dtype == np.float32
+    raw = load(write(tmp_path / "data.csv", text), missing="zero", normalise=False)
+    assert raw.x.dtype == np.float32
     # age, smoker=no, smoker=yes, pressure; a missing word is none of the words
-    assert pool.x.tolist() == [[30, 1, 0, 100], [40, 0, 1, -2.5], [50, 1, 0, 0], [60, 0, 0, 7]]
-    assert pool.y.tolist() == [0, 1, 0, 0]
-    assert pool.class_names == ("ill", "well")
-    assert pool.client_names == ("Paris", "Rome")
-    assert owners(pool) == ["Rome", "Paris", "Rome", "Paris"]
+    assert raw.x.tolist() == [[30, 1, 0, 100], [40, 0, 1, -2.5], [50, 1, 0, 0], [60, 0, 0, 7]]
+    assert raw.y.tolist() == [0, 1, 0, 0]
+    assert raw.class_names == ("ill", "well")
+    assert raw.client_names == ("Paris", "Rome")
+    assert client_of_each_sample(raw) == ["Rome", "Paris", "Rome", "Paris"]
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_a_table_becomes_numbers_classes_and_clients(tmp_path):
 )
 def test_labels_of_any_kind_are_numbered_in_their_order(given, names, ids, tmp_path):
     text = csv([(i, label) for i, label in enumerate(given)] * 2, "age,y")
-    pool = load(write(tmp_path / "data.csv", text))
-    assert pool.class_names == names
-    assert pool.y.tolist() == ids * 2
+    raw = load(write(tmp_path / "data.csv", text))
+    assert raw.class_names == names
+    assert raw.y.tolist() == ids * 2
 
 
 def test_numbers_are_standardised_by_the_training_samples_alone(tmp_path):
@@ -85,15 +85,15 @@ def test_missing_numbers_become_the_mean_of_the_training_samples(tmp_path):
     data = validated(divide(load(path, missing="mean", normalise=False), Natural(), 2, source="separate"))
     assert data.x[:, 0].tolist() == [4, 2, 100, 6, 4]  # (2 + 6) / 2
     scaled = validated(divide(load(path, missing="mean"), Natural(), 2, source="separate"))
-    assert scaled.x[:, 0].tolist() == [0, -1, 48, 1, 0]  # mean 4, spread 2
+    assert scaled.x[:, 0].tolist() == [0, -1, 48, 1, 0]  # mean 4, standard deviation 2
 
 
 def test_rows_with_missing_values_can_be_left_out(tmp_path):
     made = [list(row) for row in GOOD]
     made[4][1] = ""
-    pool = load(write(tmp_path / "data.csv", csv(made)), missing="drop")
-    assert len(pool.x) == 29
-    np.testing.assert_allclose(pool.x[:, 0], [row[1] for i, row in enumerate(GOOD) if i != 4])
+    raw = load(write(tmp_path / "data.csv", csv(made)), missing="drop")
+    assert len(raw.x) == 29
+    np.testing.assert_allclose(raw.x[:, 0], [row[1] for i, row in enumerate(GOOD) if i != 4])
 
 
 def test_a_constant_column_stays_finite(tmp_path):
@@ -102,7 +102,7 @@ def test_a_constant_column_stays_finite(tmp_path):
     assert float(data.x.abs().max()) < 1e-12
 
 
-SAME = {
+LAYOUTS = {
     "csv": lambda d: write(d / "data.csv", csv(GOOD)),
     "semicolons": lambda d: write(d / "data.csv", csv(GOOD).replace(",", ";")),
     "tabs, byte order mark, Windows lines": lambda d: write(
@@ -115,7 +115,7 @@ SAME = {
     "parquet": lambda d: _parquet(d),
     "a file per client": lambda d: _per_site(d, "data/{}.csv"),
     "a folder per client": lambda d: _per_site(d, "data/{}/visits.csv"),
-    "columns in another order": lambda d: _per_site(d, "data/{}.csv", turned="Paris"),
+    "columns in another order": lambda d: _per_site(d, "data/{}.csv", reversed_columns="Paris"),
 }
 
 
@@ -127,20 +127,24 @@ def _parquet(d):
     return d / "d.parquet"
 
 
-def _per_site(d, name, turned=""):
+def _per_site(d, name, reversed_columns=""):
     for site in ("Berlin", "Paris", "Rome"):
         mine = [row[1:] for row in GOOD if row[0] == site]
-        text = csv([row[::-1] for row in mine], "label,sex,age") if site == turned else csv(mine, "age,sex,label")
+        text = (
+            csv([row[::-1] for row in mine], "label,sex,age")
+            if site == reversed_columns
+            else csv(mine, "age,sex,label")
+        )
         write(d / name.format(site), text)
     return d / "data"
 
 
-@pytest.mark.parametrize("layout", SAME)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_of_a_table_gives_the_same_samples(layout, tmp_path):
-    pool = load(SAME[layout](tmp_path), normalise=False)
-    found = sorted(zip(owners(pool), pool.x[:, 0].tolist(), pool.y.tolist(), strict=True))
+    raw = load(LAYOUTS[layout](tmp_path), normalise=False)
+    found = sorted(zip(client_of_each_sample(raw), raw.x[:, 0].tolist(), raw.y.tolist(), strict=True))
     assert found == sorted((site, float(np.float32(age)), int(label == "well")) for site, age, _, label in GOOD)
-    assert pool.client_names == ("Berlin", "Paris", "Rome")
+    assert raw.client_names == ("Berlin", "Paris", "Rome")
 
 
 # -- parts
@@ -161,23 +165,23 @@ def test_clients_are_trained_validated_and_tested_on_what_the_data_say(tmp_path)
 def test_folders_for_training_and_test_are_parts_too(tmp_path):
     for part, n in (("train", 5), ("test", 2)):
         pictures(tmp_path / "data" / part, each=n)
-    pool = load(tmp_path / "data")
-    assert pool.client_names == ("a", "b")
-    assert len(pool.official_test) == 2 * 2 * 2
+    raw = load(tmp_path / "data")
+    assert raw.client_names == ("a", "b")
+    assert len(raw.official_test) == 2 * 2 * 2
     for name in ("train", "test"):
         write(tmp_path / f"tables/{name}.csv", csv(GOOD))
-    pool = load(tmp_path / "tables")
-    assert sorted(pool.official_test) == list(range(30)) or sorted(pool.official_test) == list(range(30, 60))
-    assert pool.client_names == ("Berlin", "Paris", "Rome")
+    raw = load(tmp_path / "tables")
+    assert sorted(raw.official_test) == list(range(30)) or sorted(raw.official_test) == list(range(30, 60))
+    assert raw.client_names == ("Berlin", "Paris", "Rome")
 
 
 def test_clients_without_test_samples_are_left_out_and_names_stay_with_clients(tmp_path):
     made = [(*row, "train" if row[0] == "Paris" or i % 2 else "test") for i, row in enumerate(GOOD)]
-    pool = load(write(tmp_path / "data.csv", csv(made, "client,age,sex,label,split")))
-    data = divide(pool, Natural(), 3, source="separate")
+    raw = load(write(tmp_path / "data.csv", csv(made, "client,age,sex,label,split")))
+    data = divide(raw, Natural(), 3, source="separate")
     assert data.client_names == ("Berlin", "Rome")
     assert set(data.splits["train"][1].tolist()) == {i for i, row in enumerate(made) if row[0] == "Rome" and i % 2}
-    data = divide(pool, Natural(), 3, subset=1, seed=3)
+    data = divide(raw, Natural(), 3, subset=1, seed=3)
     (name,) = data.client_names
     assert {made[i][0] for i in data.splits["train"][0].tolist()} == {name}
 
@@ -192,9 +196,9 @@ def test_data_without_clients_are_divided_by_a_partition(tmp_path):
 
 
 def test_a_client_column_can_be_disregarded(tmp_path):
-    pool = load(write(tmp_path / "data.csv", csv(GOOD)), client="none")
-    assert pool.natural is None
-    assert pool.x.shape == (30, 3)  # age, two sexes
+    raw = load(write(tmp_path / "data.csv", csv(GOOD)), client="none")
+    assert raw.natural is None
+    assert raw.x.shape == (30, 3)  # age, two sexes
 
 
 # -- pictures
@@ -203,12 +207,12 @@ def test_a_client_column_can_be_disregarded(tmp_path):
 def test_pixels_are_kept_and_folders_name_clients_and_classes(tmp_path):
     folder = pictures(tmp_path / "data", clients=("b", "a"), classes=("dog", "cat"), each=3, size=(6, 9))
     write(folder / "a/cat/notes.txt", "not a picture")
-    pool = load(folder)
-    assert (pool.x.dtype, pool.x.shape) == (np.uint8, (12, 3, 9, 6))
-    assert (pool.class_names, pool.client_names) == (("cat", "dog"), ("a", "b"))
+    raw = load(folder)
+    assert (raw.x.dtype, raw.x.shape) == (np.uint8, (12, 3, 9, 6))
+    assert (raw.class_names, raw.client_names) == (("cat", "dog"), ("a", "b"))
     first = np.asarray(Image.open(folder / "a/cat/0.png"))
-    at = next(i for i in pool.natural[0] if pool.y[i] == 0)
-    np.testing.assert_array_equal(pool.x[at], first.transpose(2, 0, 1))
+    at = next(i for i in raw.natural[0] if raw.y[i] == 0)
+    np.testing.assert_array_equal(raw.x[at], first.transpose(2, 0, 1))
 
 
 def test_grey_and_coloured_pictures_mix_and_sizes_are_made_equal_when_asked(tmp_path):
@@ -217,9 +221,9 @@ def test_grey_and_coloured_pictures_mix_and_sizes_are_made_equal_when_asked(tmp_
     write(folder / "dog/grey.png", png((12, 10), 5, "L"))
     with user_error("2 sizes", "12x10", "resize=8"):
         load(folder)
-    pool = load(folder, resize=8)
-    assert pool.x.shape == (5, 3, 8, 8)
-    assert (pool.x[4] == pool.x[4][:1]).all()  # grey: three equal channels
+    raw = load(folder, resize=8)
+    assert raw.x.shape == (5, 3, 8, 8)
+    assert (raw.x[4] == raw.x[4][:1]).all()  # grey: three equal channels
     for file in folder.rglob("*.png"):
         Image.open(file).convert("L").resize((4, 4)).save(file)
     assert load(folder).x.shape == (5, 1, 4, 4)
@@ -240,22 +244,22 @@ def test_arrays_are_tables_pictures_or_sequences_by_their_shape(tmp_path):
     }
     for name, (x, settings, shape, model) in cases.items():
         path = arrays(tmp_path / f"{name}.npz", x=x, y=y, client=client)
-        pool = load(path, **settings)
-        assert pool.x.shape == shape, name
-        assert pool.client_names == ("2", "9", "10")
-        assert pool.class_names == ("no", "yes")
+        raw = load(path, **settings)
+        assert raw.x.shape == shape, name
+        assert raw.client_names == ("2", "9", "10")
+        assert raw.class_names == ("no", "yes")
         assert configure("fedavg", path, values=settings).model.name == model
-        assert pool.vocab == (x.max() + 1 if name == "tokens" else None)
+        assert raw.vocab == (x.max() + 1 if name == "tokens" else None)
         expected = np.stack([x[..., c] for c in range(3)], 1) if name == "channels last" else x.reshape(shape)
-        np.testing.assert_array_equal(pool.x, expected)
+        np.testing.assert_array_equal(raw.x, expected)
 
 
 def test_a_file_of_arrays_per_client(tmp_path):
     for i, name in enumerate(("b", "a")):
         arrays(tmp_path / f"data/{name}.npz", x=np.full((4, 2), i), y=[0, 1, 1, 0])
-    pool = load(tmp_path / "data", normalise=False)
-    assert pool.client_names == ("a", "b")
-    assert [pool.x[mine].mean() for mine in pool.natural] == [1, 0]
+    raw = load(tmp_path / "data", normalise=False)
+    assert raw.client_names == ("a", "b")
+    assert [raw.x[mine].mean() for mine in raw.natural] == [1, 0]
 
 
 def test_a_federation_from_arrays_in_one_call():
@@ -286,14 +290,14 @@ def test_a_federation_from_arrays_in_one_call():
 def test_a_hugging_face_data_set_on_disk(tmp_path):
     table = texts(24)
     folder = hugging_face(tmp_path / "data", [table.slice(0, 10), table.slice(10)], TEXT_FEATURES)
-    pool = load(folder)
-    assert pool.class_names == ("bad", "good")
-    assert pool.y.tolist() == [0, 1] * 12
-    assert pool.client_names == ("Berlin", "Paris", "Rome")
+    raw = load(folder)
+    assert raw.class_names == ("bad", "good")
+    assert raw.y.tolist() == [0, 1] * 12
+    assert raw.client_names == ("Berlin", "Paris", "Rome")
     # words by frequency, of equals in alphabetical order: <pad> <unk> a(24) bad day good night number such ...
-    assert pool.x[0].tolist() == [8, 2, 3, 6, 9]  # such a bad night 0
-    assert pool.x[1][:4].tolist() == [2, 5, 4, 7]  # a good day number
-    assert pool.vocab == 2 + 7 + 24
+    assert raw.x[0].tolist() == [8, 2, 3, 6, 9]  # such a bad night 0
+    assert raw.x[1][:4].tolist() == [2, 5, 4, 7]  # a good day number
+    assert raw.vocab == 2 + 7 + 24
     assert configure("fedavg", folder).model.name == "fasttext"
 
 
@@ -306,10 +310,10 @@ def test_splits_and_pictures_of_a_hugging_face_data_set(tmp_path):
     write(tmp_path / "data/dataset_dict.json", '{"splits": ["train", "test", "unsupervised"]}')
     hugging_face(tmp_path / "data/train", [table(6, 0)], features)
     hugging_face(tmp_path / "data/test", [table(4, 50)], features)
-    pool = load(tmp_path / "data")
-    assert (pool.x.dtype, pool.x.shape) == (np.uint8, (10, 3, 4, 5))
-    assert pool.official_test.tolist() == [6, 7, 8, 9]
-    np.testing.assert_array_equal(pool.x[6], np.asarray(Image.open(io.BytesIO(png((5, 4), 50)))).transpose(2, 0, 1))
+    raw = load(tmp_path / "data")
+    assert (raw.x.dtype, raw.x.shape) == (np.uint8, (10, 3, 4, 5))
+    assert raw.official_test.tolist() == [6, 7, 8, 9]
+    np.testing.assert_array_equal(raw.x[6], np.asarray(Image.open(io.BytesIO(png((5, 4), 50)))).transpose(2, 0, 1))
 
 
 # -- as a data set among others

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 
 import numpy as np
 import pytest
@@ -82,17 +81,15 @@ def test_lists_are_a_function_of_the_generators_seed(scheme):
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, DirichletClass(beta=0.01), KClassEqual(k=8), KClassRatio(k=8)], ids=str)
-def test_500_clients_share_60000_samples_within_2_seconds(scheme):
-    labels, start = balanced(10, 6000), time.process_time()
-    lists = scheme.assign(labels, 10, 500, generator())
-    assert time.process_time() - start < 2
+def test_500_clients_share_60000_samples(scheme):
+    lists = scheme.assign(balanced(10, 6000), 10, 500, generator())
     assert len(lists) == 500
     assert sizes(lists).min() > 0
     assert_disjoint(lists, 60_000)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=name)
-def test_a_single_client_gets_samples_of_a_single_class_pool(scheme):
+def test_a_single_client_gets_the_samples_of_a_single_class(scheme):
     k = {"k": 1} if hasattr(scheme, "k") else {}
     (rows,) = type(scheme)(**k).assign(np.zeros(50, dtype=np.int64), 1, 1, generator())
     # kclass_ratio gives every class one slot more than is used, so about half of the class is left over
@@ -112,7 +109,7 @@ def test_a_single_client_gets_samples_of_a_single_class_pool(scheme):
         (DirichletClass(), balanced(4, 10), 4, 21, ["40 samples", "21 clients"]),  # below two for each
         (DirichletClientLognormal(), balanced(4, 10), 4, 21, ["40 samples", "21 clients"]),
         (KClassRatio(low=0.6, high=0.4), balanced(10, 50), 10, 5, ["high", "0.4", "0.6"]),
-        (Natural(), balanced(10, 50), 10, 5, ["whose", "partition"]),
+        (Natural(), balanced(10, 50), 10, 5, ["no clients of its own", "partition"]),
     ],
 )
 def test_an_impossible_request_is_refused_in_one_sentence(scheme, labels, classes, clients, words):
@@ -136,7 +133,7 @@ def test_iid_uses_each_sample_once_in_sizes_that_differ_by_at_most_one():
     assert sorted(sizes(lists)) == [142, 143, 143, 143, 143, 143, 143]
 
 
-def test_iid_clients_look_like_the_pool():
+def test_iid_clients_have_the_label_distribution_of_all_samples():
     labels = balanced(2, 5000)
     counts = histogram(labels, Iid().assign(labels, 2, 10, generator()), 2)
     # 500 of 1000 expected; hypergeometric standard deviation sqrt(1000/4 * 0.9) = 15, bound at five of them
@@ -285,7 +282,7 @@ def test_dirichlet_class_is_less_skewed_for_larger_beta():
     skews = [skew(beta) for beta in (0.05, 0.2, 1.0, 5.0, 100.0)]
     assert skews == sorted(skews, reverse=True)
     assert skews[0] > 0.6  # nearly one class per client
-    assert skews[-1] < 0.1  # nearly the pool's distribution
+    assert skews[-1] < 0.1  # nearly the distribution of all samples
 
 
 def test_dirichlet_class_gives_nothing_more_to_a_client_that_has_an_equal_share():
@@ -355,13 +352,13 @@ def test_lognormal_shortfall_of_rounding_goes_to_client_0():
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.5])
-def test_lognormal_sizes_have_the_spread_asked_for(sigma):
+def test_lognormal_sizes_have_the_standard_deviation_asked_for(sigma):
     lists = DirichletClientLognormal(sigma=sigma).assign(balanced(10, 4000), 10, 200, generator())
     # standard error of a standard deviation from 200 draws: sigma / sqrt(400) = 5 %; bound at four of them
     assert np.log(sizes(lists)).std() == pytest.approx(sigma, rel=0.2)
 
 
-def test_lognormal_spread_that_overflows_is_refused():
+def test_a_lognormal_sigma_that_overflows_is_refused():
     with user_error("sigma", "at most 10"):
         build(DirichletClientLognormal, {"sigma": 1000}, "partition")  # exp(1000) is not a number of samples
     lists = build(DirichletClientLognormal, {"sigma": 10}, "partition").assign(balanced(10, 500), 10, 30, generator())

@@ -20,28 +20,28 @@ from fedloom.data.sets.synthetic import Synthetic
 
 
 def test_digits_are_1797_pictures_of_8x8_pixels_between_minus_1_and_1():
-    pool = Digits().load(None, 20, 1)
-    assert pool.x.shape == (1797, 1, 8, 8)
-    assert pool.x.dtype == np.float32
-    assert (pool.x.min(), pool.x.max()) == (-1, 1)
-    assert pool.y.dtype == np.int64
+    raw = Digits().load(None, 20, 1)
+    assert raw.x.shape == (1797, 1, 8, 8)
+    assert raw.x.dtype == np.float32
+    assert (raw.x.min(), raw.x.max()) == (-1, 1)
+    assert raw.y.dtype == np.int64
     # samples per class, from optdigits.names of the UCI repository (its test set is what scikit-learn ships)
-    assert np.bincount(pool.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    assert pool.classes == 10
+    assert np.bincount(raw.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert raw.classes == 10
 
 
 # -- synthetic, as in PAGE
 
 
 def test_synthetic_has_375_samples_per_client_of_which_75_are_the_servers():
-    pool = Synthetic().load(None, 100, 1)
-    assert pool.x.shape == (37_500, 30)
-    assert pool.classes == 30
-    assert {len(rows) for rows in pool.natural} == {300}
-    assert len(pool.server) == 7500
-    for i, rows in enumerate(pool.natural):  # in generation order: 300 local ones, then 75 for the server
+    raw = Synthetic().load(None, 100, 1)
+    assert raw.x.shape == (37_500, 30)
+    assert raw.classes == 30
+    assert {len(rows) for rows in raw.natural} == {300}
+    assert len(raw.server) == 7500
+    for i, rows in enumerate(raw.natural):  # in generation order: 300 local ones, then 75 for the server
         np.testing.assert_array_equal(rows, np.arange(375 * i, 375 * i + 300))
-    assert not np.isin(pool.server, np.concatenate(pool.natural)).any()
+    assert not np.isin(raw.server, np.concatenate(raw.natural)).any()
 
 
 def test_synthetic_splits_300_samples_in_210_for_training_and_90_for_testing_in_generation_order():
@@ -55,11 +55,11 @@ def test_synthetic_splits_300_samples_in_210_for_training_and_90_for_testing_in_
 
 def test_synthetic_labels_are_those_of_one_linear_model_for_all_clients():
     made = Synthetic()
-    pool, (_, _, w, c) = made.load(None, 100, 1), made.client(0, 1)
+    raw, (_, _, w, c) = made.load(None, 100, 1), made.client(0, 1)
     assert w.shape == (30, 30)
-    guess = np.argmax(pool.x.astype(np.float64) @ w + c, axis=1)
-    assert (guess == pool.y).mean() == 1  # the Bayes accuracy
-    assert len(np.unique(pool.y)) > 20  # and not by being one class
+    guess = np.argmax(raw.x.astype(np.float64) @ w + c, axis=1)
+    assert (guess == raw.y).mean() == 1  # the Bayes accuracy
+    assert len(np.unique(raw.y)) > 20  # and not by being one class
 
 
 def test_synthetic_inputs_have_the_covariance_of_the_specification():
@@ -96,9 +96,9 @@ def test_synthetic_is_a_function_of_the_seed():
     assert not np.array_equal(first.y, other.y)
 
 
-def test_synthetic_sizes_spread_with_theta():
+def test_theta_is_the_standard_deviation_of_the_logarithms_of_synthetic_sizes():
     sizes = np.array([len(Synthetic(theta=0.5).client(i, 1).y) for i in range(200)])
-    # logarithms are N(log 375, 0.5); standard errors 0.035 of the mean and 0.025 of the spread
+    # logarithms are N(log 375, 0.5); standard errors 0.035 of the mean and 0.025 of the deviation
     assert np.log(sizes).mean() == pytest.approx(np.log(375), abs=0.14)
     assert np.log(sizes).std() == pytest.approx(0.5, abs=0.1)
 
@@ -107,13 +107,13 @@ def test_synthetic_sizes_spread_with_theta():
 
 
 def test_fedprox_variant_has_60_inputs_10_classes_and_50_samples_or_more():
-    pool = Synthetic(variant="fedprox").load(None, 20, 1)
+    raw = Synthetic(variant="fedprox").load(None, 20, 1)
     sizes = [len(Synthetic(variant="fedprox").client(i, 1).y) for i in range(20)]
-    assert pool.x.shape == (sum(sizes), 60)
-    assert pool.classes == 10
+    assert raw.x.shape == (sum(sizes), 60)
+    assert raw.classes == 10
     assert min(sizes) >= 50
     assert len(set(sizes)) > 10  # LogNormal(4, 2) + 50
-    assert len(pool.server) + sum(len(rows) for rows in pool.natural) == len(pool.y)
+    assert len(raw.server) + sum(len(rows) for rows in raw.natural) == len(raw.y)
 
 
 def test_fedprox_variant_labels_every_client_by_a_model_of_its_own():
@@ -122,17 +122,17 @@ def test_fedprox_variant_labels_every_client_by_a_model_of_its_own():
         assert np.array_equal(np.argmax(x @ w + c, axis=1), y)
     for a, b in itertools.pairwise(clients):
         assert not np.allclose(a.w, b.w)
-        assert (np.argmax(a.x @ b.w + b.c, axis=1) == a.y).mean() < 0.9  # the other's labels are not one's own
+        assert (np.argmax(a.x @ b.w + b.c, axis=1) == a.y).mean() < 0.9  # another client's model gives other labels
 
 
-def test_fedprox_variants_alpha_is_the_spread_of_the_models_means():
+def test_fedprox_variants_alpha_is_the_standard_deviation_of_the_models_means():
     # entries of W_i are N(u_i, 1), u_i ~ N(0, alpha): the mean of 600 has standard deviation sqrt(alpha^2 + 1/600)
-    def spread(alpha):
+    def deviation(alpha):
         made = Synthetic(variant="fedprox", alpha=alpha)
         return np.std([made.client(i, 1).w.mean() for i in range(40)])
 
-    assert spread(0.0) == pytest.approx(1 / np.sqrt(600), rel=0.45)  # four standard errors of 1/sqrt(80)
-    assert spread(2.0) == pytest.approx(2, rel=0.45)
+    assert deviation(0.0) == pytest.approx(1 / np.sqrt(600), rel=0.45)  # four standard errors of 1/sqrt(80)
+    assert deviation(2.0) == pytest.approx(2, rel=0.45)
 
 
 # -- Fashion-MNIST
@@ -166,13 +166,13 @@ def write(folder, zipped=True, **changes):
 @pytest.mark.parametrize("inner", ["", "fmnist"])
 def test_fmnist_reads_idx_files_zipped_or_plain_in_the_folder_or_one_of_its_name(tmp_path, zipped, inner):
     write(tmp_path / inner, zipped)
-    pool = FashionMnist().load(tmp_path, 20, 1)
+    raw = FashionMnist().load(tmp_path, 20, 1)
     images = np.concatenate([tiny_parts()[name] for name in fmnist.FILES[::2]])
-    assert pool.x.dtype == np.uint8
-    assert np.array_equal(pool.x, images[:, None])
-    assert pool.y.tolist() == [3, 0, 9, 1, 3]
-    assert pool.official_test.tolist() == [3, 4]
-    assert pool.classes == 10
+    assert raw.x.dtype == np.uint8
+    assert np.array_equal(raw.x, images[:, None])
+    assert raw.y.tolist() == [3, 0, 9, 1, 3]
+    assert raw.official_test.tolist() == [3, 4]
+    assert raw.classes == 10
 
 
 def test_fmnist_pixels_become_numbers_between_minus_1_and_1(tmp_path):
@@ -240,9 +240,7 @@ def test_fmnist_refuses_files_that_are_missing_or_damaged_or_of_something_else(t
     "spoil",
     [
         lambda raw: raw[: len(raw) // 2],  # a download that broke off
-        lambda raw: (
-            raw[:10] + b"\xff" + raw[11:]
-        ),  # the deflate stream begins with a block of a type that does not exist
+        lambda raw: raw[:10] + b"\xff" + raw[11:],  # the deflate stream begins with a block of an unknown type
         lambda raw: raw[:40] + bytes(b ^ 255 for b in raw[40:60]) + raw[60:],  # bits turned in the middle
         lambda raw: raw[:-8] + bytes(8),  # checksum
         lambda raw: b"<html>" + raw,
@@ -260,8 +258,8 @@ def test_fmnist_refuses_a_zipped_file_that_is_damaged(tmp_path, spoil):
 def test_fmnist_from_debian_is_the_published_set(monkeypatch, tmp_path):
     monkeypatch.delenv("FEDLOOM_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    pool = FashionMnist().load(None, 20, 1)
-    assert pool.x.shape == (70_000, 1, 28, 28)
-    assert pool.official_test.tolist() == list(range(60_000, 70_000))
-    assert np.bincount(pool.y[:60_000]).tolist() == [6000] * 10
-    assert np.bincount(pool.y[60_000:]).tolist() == [1000] * 10
+    raw = FashionMnist().load(None, 20, 1)
+    assert raw.x.shape == (70_000, 1, 28, 28)
+    assert raw.official_test.tolist() == list(range(60_000, 70_000))
+    assert np.bincount(raw.y[:60_000]).tolist() == [6000] * 10
+    assert np.bincount(raw.y[60_000:]).tolist() == [1000] * 10

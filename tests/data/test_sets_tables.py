@@ -43,29 +43,29 @@ def write_har(folder, **changes):
 @pytest.mark.parametrize("inner", ["", "UCI HAR Dataset", "har/UCI HAR Dataset"])
 def test_har_has_a_channel_for_each_signal_and_a_client_for_each_person(tmp_path, inner):
     write_har(tmp_path / inner)
-    pool = load(Har, tmp_path)
+    raw = load(Har, tmp_path)
     assert SIGNALS[0] == "body_acc_x"
     assert SIGNALS[4] == "body_gyro_y"
     assert SIGNALS[8] == "total_acc_z"
-    assert pool.x.shape == (5, 9, 1, 128)
-    assert pool.x.dtype == np.float32
+    assert raw.x.shape == (5, 9, 1, 128)
+    assert raw.x.dtype == np.float32
     for row, (part, window) in enumerate([("train", 0), ("train", 1), ("train", 2), ("test", 0), ("test", 1)]):
         for signal in range(9):
             expected = [har_value(part, signal, window, t) for t in range(128)]
-            assert pool.x[row, signal, 0].tolist() == expected
-    assert pool.y.tolist() == [0, 5, 1, 4, 4]
-    assert [rows.tolist() for rows in pool.natural] == [[1], [3], [0, 2], [4]]  # persons 1, 2, 3, 24
-    assert pool.official_test.tolist() == [3, 4]
-    assert pool.classes == 6
+            assert raw.x[row, signal, 0].tolist() == expected
+    assert raw.y.tolist() == [0, 5, 1, 4, 4]
+    assert [rows.tolist() for rows in raw.natural] == [[1], [3], [0, 2], [4]]  # persons 1, 2, 3, 24
+    assert raw.official_test.tolist() == [3, 4]
+    assert raw.classes == 6
     assert Har.partition == "natural"
 
 
 def test_har_scrambled_is_time_and_signals_reshaped_without_exchanging_them(tmp_path):
     write_har(tmp_path)
-    pool = load(Har, tmp_path, scrambled=True)
+    raw = load(Har, tmp_path, scrambled=True)
     # entry k of the flat (128, 9) array is signal k % 9 at step k // 9; in (9, 1, 128) it is in row k // 128
     for k in (0, 1, 8, 9, 127, 128, 1000, 1151):
-        assert pool.x[0, k // 128, 0, k % 128] == har_value("train", k % 9, 0, k // 9)
+        assert raw.x[0, k // 128, 0, k % 128] == har_value("train", k % 9, 0, k // 9)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def compact_har(**changes):
 
 def test_compact_har_is_windows_of_scaled_recordings(tmp_path):
     np.savez(tmp_path / "har.npz", **compact_har())
-    pool = load(Har, tmp_path)
-    assert pool.x[1, 0, 0].tolist() == [9 * t for t in range(72, 200)]  # channel 0 of row t is 9t
-    assert pool.x[1, 8, 0].tolist() == [0.5 * (9 * t + 8) for t in range(72, 200)]
-    assert [rows.tolist() for rows in pool.natural] == [[1], [0]]
-    assert pool.official_test.tolist() == [1]  # person 2 is one of the publishers' test persons, 30 is not
+    raw = load(Har, tmp_path)
+    assert raw.x[1, 0, 0].tolist() == [9 * t for t in range(72, 200)]  # channel 0 of row t is 9t
+    assert raw.x[1, 8, 0].tolist() == [0.5 * (9 * t + 8) for t in range(72, 200)]
+    assert [rows.tolist() for rows in raw.natural] == [[1], [0]]
+    assert raw.official_test.tolist() == [1]  # person 2 is one of the publishers' test persons, 30 is not
 
 
 @pytest.mark.parametrize(
@@ -133,21 +133,21 @@ def test_compact_har_names_what_is_wrong(tmp_path, changes, words):
 
 
 def test_real_har_has_10411_windows_of_30_people(real):
-    pool = load(Har, real("uci_har"))
-    assert pool.x.shape == (10_411, 9, 1, 128)
-    assert np.bincount(pool.y).tolist() == [1722, 1544, 1407, 1801, 1979, 1958]  # README beside the file
-    sizes = [len(rows) for rows in pool.natural]
+    raw = load(Har, real("uci_har"))
+    assert raw.x.shape == (10_411, 9, 1, 128)
+    assert np.bincount(raw.y).tolist() == [1722, 1544, 1407, 1801, 1979, 1958]  # README beside the file
+    sizes = [len(rows) for rows in raw.natural]
     assert (len(sizes), min(sizes), max(sizes)) == (30, 284, 413)
-    people = {i + 1 for i, rows in enumerate(pool.natural) if np.isin(rows, pool.official_test).all()}
+    people = {i + 1 for i, rows in enumerate(raw.natural) if np.isin(rows, raw.official_test).all()}
     assert people == {2, 4, 9, 10, 12, 13, 18, 20, 24}
-    assert len(pool.official_test) == sum(sizes[i - 1] for i in people)
-    assert "10,411 windows" in pool.notes[0]
+    assert len(raw.official_test) == sum(sizes[i - 1] for i in people)
+    assert "10,411 windows" in raw.notes[0]
     # total acceleration is body acceleration and gravity, which is 1 g and slow; body acceleration swings around 0
-    gravity = pool.x[:, 6:9, 0] - pool.x[:, 0:3, 0]
+    gravity = raw.x[:, 6:9, 0] - raw.x[:, 0:3, 0]
     assert np.median(np.linalg.norm(gravity, axis=1)) == pytest.approx(1, abs=0.05)
-    still, moving = pool.y >= 3, pool.y < 3
-    assert pool.x[still, :3].std() < 0.05 < 0.2 < pool.x[moving, :3].std()
-    data = divide(pool, Natural(), 20)
+    still, moving = raw.y >= 3, raw.y < 3
+    assert raw.x[still, :3].std() < 0.05 < 0.2 < raw.x[moving, :3].std()
+    data = divide(raw, Natural(), 20)
     assert data.clients == 30
 
 
@@ -172,19 +172,19 @@ def write_reviews(folder, **changes):
 @pytest.mark.parametrize("inner", ["", "processed_acl", "amazon/processed_acl"])
 def test_amazon_counts_the_words_that_most_reviews_have(tmp_path, inner):
     write_reviews(tmp_path / inner)
-    pool = load(Amazon, tmp_path)
-    assert pool.x.shape == (8, 5000)
-    assert pool.x.dtype == np.float32
+    raw = load(Amazon, tmp_path)
+    assert raw.x.shape == (8, 5000)
+    assert raw.x.dtype == np.float32
     # by the number of reviews: bad 8; a:b, able and good 4, in the order of the alphabet; then the kinds, one each
     columns = ["bad", "a:b", "able", "good", *DOMAINS]
     for row in range(8):
         domain, positive = DOMAINS[row // 2], row % 2
         bag = {"good": 1, "bad": 1, "able": 5} if positive else {"bad": 2, domain: 1, "a:b": 3}
-        assert pool.x[row, :8].tolist() == [bag.get(word, 0) for word in columns]
-    assert not pool.x[:, 8:].any()
-    assert pool.y.tolist() == [0, 1] * 4
-    assert [rows.tolist() for rows in pool.natural] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert pool.classes == 2
+        assert raw.x[row, :8].tolist() == [bag.get(word, 0) for word in columns]
+    assert not raw.x[:, 8:].any()
+    assert raw.y.tolist() == [0, 1] * 4
+    assert [rows.tolist() for rows in raw.natural] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert raw.classes == 2
     assert Amazon.partition == "natural"
 
 
@@ -220,12 +220,12 @@ def mdan(**changes):
 
 def test_amazon_in_the_file_of_the_literature(tmp_path):
     np.savez(tmp_path / "amazon.npz", **mdan())
-    pool = load(Amazon, tmp_path)
-    assert pool.x.shape == (6, 5000)
-    assert [(i, j, pool.x[i, j]) for i, j in np.argwhere(pool.x)] == [(0, 0, 1), (1, 4999, 2), (5, 7, 4)]
-    assert pool.y.tolist() == [0, 1, 1, 0, 1, 0]  # (y + 1) / 2
-    assert [rows.tolist() for rows in pool.natural] == [[0, 1], [2], [3], [4, 5]]
-    assert "6,465, 5,586, 7,681, 7,945" in pool.notes[0]
+    raw = load(Amazon, tmp_path)
+    assert raw.x.shape == (6, 5000)
+    assert [(i, j, raw.x[i, j]) for i, j in np.argwhere(raw.x)] == [(0, 0, 1), (1, 4999, 2), (5, 7, 4)]
+    assert raw.y.tolist() == [0, 1, 1, 0, 1, 0]  # (y + 1) / 2
+    assert [rows.tolist() for rows in raw.natural] == [[0, 1], [2], [3], [4, 5]]
+    assert "6,465, 5,586, 7,681, 7,945" in raw.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -257,8 +257,8 @@ def compact_amazon(**changes):
 
 def test_compact_amazon_is_a_sparse_matrix(tmp_path):
     np.savez(tmp_path / "amazon.npz", **compact_amazon())
-    pool = load(Amazon, tmp_path)
-    cells = [(int(i), int(j), float(pool.x[i, j])) for i, j in np.argwhere(pool.x)]
+    raw = load(Amazon, tmp_path)
+    cells = [(int(i), int(j), float(raw.x[i, j])) for i, j in np.argwhere(raw.x)]
     assert cells == [(0, 0, 1), (0, 4999, 200), (2, 7, 3), (3, 8, 4)]
 
 
@@ -280,22 +280,22 @@ def test_compact_amazon_names_what_is_wrong(tmp_path, changes, words):
 
 
 def test_real_amazon_has_2000_reviews_of_each_kind(real, tmp_path):
-    pool = load(Amazon, real("amazon_reviews"))
-    assert pool.x.shape == (8000, 5000)
-    assert [len(rows) for rows in pool.natural] == [2000] * 4
-    assert [pool.y[rows].sum() for rows in pool.natural] == [1000] * 4
-    assert pool.x.any(1).all()  # no review without a word
-    assert "2,000, 2,000, 2,000, 2,000 reviews" in pool.notes[0]
+    raw = load(Amazon, real("amazon_reviews"))
+    assert raw.x.shape == (8000, 5000)
+    assert [len(rows) for rows in raw.natural] == [2000] * 4
+    assert [raw.y[rows].sum() for rows in raw.natural] == [1000] * 4
+    assert raw.x.any(1).all()  # no review without a word
+    assert "2,000, 2,000, 2,000, 2,000 reviews" in raw.notes[0]
     # written as the publishers did, the same reviews give the same table: the vocabulary is chosen in the same way
-    raw = np.load(real("amazon_reviews") / "amazon_reviews/amazon.npz")
-    words = raw["vocab"].item().decode().split("\n")
+    stored = np.load(real("amazon_reviews") / "amazon_reviews/amazon.npz")
+    words = stored["vocab"].item().decode().split("\n")
     for d, domain in enumerate(DOMAINS):
         (tmp_path / domain).mkdir()
         for label, mood in enumerate(("negative", "positive")):
-            rows = np.flatnonzero((raw["domain"] == d) & (raw["label"] == label))
-            bags = ({words[j]: int(pool.x[i, j]) for j in np.flatnonzero(pool.x[i])} for i in rows)
+            rows = np.flatnonzero((stored["domain"] == d) & (stored["label"] == label))
+            bags = ({words[j]: int(raw.x[i, j]) for j in np.flatnonzero(raw.x[i])} for i in rows)
             text = "".join(review(bag, mood) for bag in bags)
             (tmp_path / domain / f"{mood}.review").write_text(text, encoding="utf-8")
     again = load(Amazon, tmp_path)
-    assert np.array_equal(again.x, pool.x)
-    assert np.array_equal(again.y, pool.y)
+    assert np.array_equal(again.x, raw.x)
+    assert np.array_equal(again.y, raw.y)

@@ -63,25 +63,25 @@ def write_agnews(folder, layout, train=TRAIN, test=TEST):
 @pytest.mark.parametrize("layout", ["csv", "parquet", "data/parquet", "tsv"])
 def test_agnews_reads_every_layout(tmp_path, layout, inner):
     write_agnews(tmp_path / inner, layout)
-    pool = AgNews(length=5).load(tmp_path, 20, 1)
+    raw = AgNews(length=5).load(tmp_path, 20, 1)
     # pad 0, cls 1, unk 2, eos 3; bears and oil twice; then , . and claw\back in space st wall in the order of codes
     words = dict(
         zip(["bears", "oil", ",", ".", "and", "claw\\back", "in", "space", "st", "wall"], range(4, 14), strict=True)
     )
     expected = [([1] + [words[word] for word in one])[:5] for one in TOKENS]
     expected[2] += [0]
-    assert pool.x.tolist() == expected
-    assert pool.y.tolist() == [2, 0, 3]
-    assert (pool.classes, pool.vocab, pool.official_test.tolist()) == (4, 14, [2])
-    assert [note.split(",")[0] for note in pool.notes] == [
+    assert raw.x.tolist() == expected
+    assert raw.y.tolist() == [2, 0, 3]
+    assert (raw.classes, raw.vocab, raw.official_test.tolist()) == (4, 14, [2])
+    assert [note.split(",")[0] for note in raw.notes] == [
         "AG News here has 2 of 120", "AG News here has 1 of 7",
     ]  # fmt: skip
 
 
 def test_agnews_words_beyond_the_limit_are_unknown(tmp_path):
-    pool = AgNews(length=6, words=2).load(write_agnews(tmp_path, "tsv"), 20, 1)
-    assert pool.x.tolist() == [[1, 2, 2, 2, 4, 2], [1, 5, 2, 2, 5, 0], [1, 4, 2, 2, 0, 0]]
-    assert pool.vocab == 6
+    raw = AgNews(length=6, words=2).load(write_agnews(tmp_path, "tsv"), 20, 1)
+    assert raw.x.tolist() == [[1, 2, 2, 2, 4, 2], [1, 5, 2, 2, 5, 0], [1, 4, 2, 2, 0, 0]]
+    assert raw.vocab == 6
 
 
 @pytest.mark.parametrize(
@@ -176,17 +176,17 @@ def test_there_are_80_characters_in_leafs_order():
 
 def test_a_roles_windows_run_over_its_speeches(tmp_path):
     write_roles(tmp_path, [role("A", ["To be,\nor  not", "to be ü?"])])
-    pool = Shakespeare(**{**SMALL, "windows": None}).load(tmp_path, 1, 1)
+    raw = Shakespeare(**{**SMALL, "windows": None}).load(tmp_path, 1, 1)
     text = "To be, or not to be }?"  # line ends and runs of spaces are one space; an unknown character is the last one
-    assert [decode(row) for row in pool.x] == [text[i : i + 4] for i in range(len(text) - 4)]
-    assert decode(pool.y) == text[4:]
-    assert (pool.classes, pool.vocab, pool.server) == (80, 80, None)
-    assert len(pool.notes) == 1  # the edition
+    assert [decode(row) for row in raw.x] == [text[i : i + 4] for i in range(len(text) - 4)]
+    assert decode(raw.y) == text[4:]
+    assert (raw.classes, raw.vocab, raw.server) == (80, 80, None)
+    assert len(raw.notes) == 1  # the edition
 
 
-def starts(text, piece, stride):
-    """Where a piece, every so manieth character of a text, can begin."""
-    return [s for s in range(len(text)) if text[s : s + stride * (len(piece) - 1) + 1 : stride] == piece]
+def starts(text, part, stride):
+    """Positions at which every `stride`-th character of a text gives this part."""
+    return [s for s in range(len(text)) if text[s : s + stride * (len(part) - 1) + 1 : stride] == part]
 
 
 @pytest.mark.parametrize("stride", [1, 4])
@@ -196,15 +196,15 @@ def test_a_role_has_consecutive_windows_and_the_server_some_behind_them(tmp_path
     texts = {"a": "".join(draw.choices("abcdefgh", k=104)), "C": "".join(draw.choices("ABCDEFGH", k=208))}
     write_roles(tmp_path, [role("A", texts["a"]), role("B", "b" * 103), role("C", texts["C"])])
     made = Shakespeare(windows=60, server_windows=12, min_windows=99, stride=stride, length=4)
-    pool = made.load(tmp_path, 2, 1)  # B has 99 windows, too few
-    assert [len(rows) for rows in pool.natural] == [60 // stride] * 2
-    assert len(pool.server) == 2 * 12 // stride
-    for mine, behind in zip(pool.natural, np.split(pool.server, 2), strict=True):
-        first, second = ("".join(decode(row)[0] for row in pool.x[rows]) for rows in (mine, behind))
+    raw = made.load(tmp_path, 2, 1)  # B has 99 windows, too few
+    assert [len(rows) for rows in raw.natural] == [60 // stride] * 2
+    assert len(raw.server) == 2 * 12 // stride
+    for mine, behind in zip(raw.natural, np.split(raw.server, 2), strict=True):
+        first, second = ("".join(decode(row)[0] for row in raw.x[rows]) for rows in (mine, behind))
         text, train, n = (texts["a"], 80, 100) if first.islower() else (texts["C"], 163, 204)
         assert any(s + 60 <= train for s in starts(text, first, stride))
         assert any(train + 3 <= s and s + 12 <= n for s in starts(text, second, stride))
-    assert not np.array_equal(pool.x, made.load(tmp_path, 2, 2).x)  # another seed, other blocks
+    assert not np.array_equal(raw.x, made.load(tmp_path, 2, 2).x)  # another seed, other blocks
     with user_error("2 of 3 roles"):
         made.load(tmp_path, 3, 1)
     with user_error("1 of 3 roles"):  # A has 100 - 83 windows for the server, and must have more than it gives
@@ -218,11 +218,11 @@ def test_roles_are_taken_in_an_order_of_their_own(tmp_path):
     order = sorted(names)
     random.Random(0).shuffle(order)
     for clients in (2, 5):
-        pool = Shakespeare(**SMALL).load(tmp_path, clients, 1)
-        assert [decode(pool.y[rows])[0] for rows in pool.natural] == order[:clients]
+        raw = Shakespeare(**SMALL).load(tmp_path, clients, 1)
+        assert [decode(raw.y[rows])[0] for rows in raw.natural] == order[:clients]
 
 
-def test_too_few_roles_are_said_before_training(tmp_path):
+def test_too_few_roles_are_refused(tmp_path):
     write_roles(tmp_path, [role("A", "a" * 20), role("B", "b" * 5)])
     with user_error("1 of 2 roles", "2 clients", "min_windows"):
         Shakespeare(**SMALL).load(tmp_path, 2, 1)
@@ -246,9 +246,9 @@ def test_the_xml_edition_is_the_same_as_roles_cut_from_it(tmp_path, inner):
         (tmp_path / inner / f"{name}.xml").write_text(XML.replace("The Play", name))
     said = {"A": "Who's there?\nNay", "B": "Both of us & all"}
     write_roles(tmp_path / "cut", [role(n, text, play) for play in ("hamlet", "macbeth") for n, text in said.items()])
-    pools = [Shakespeare(**SMALL).load(folder, 4, 1) for folder in (tmp_path, tmp_path / "cut")]
-    assert np.array_equal(pools[0].x, pools[1].x)
-    assert len(pools[0].natural) == 4
+    both = [Shakespeare(**SMALL).load(folder, 4, 1) for folder in (tmp_path, tmp_path / "cut")]
+    assert np.array_equal(both[0].x, both[1].x)
+    assert len(both[0].natural) == 4
 
 
 def leaf(**users):
@@ -262,10 +262,10 @@ def leaf(**users):
 def test_leafs_output_is_read(tmp_path):
     text = "".join(random.Random(1).choices("abcdefgh", k=100))
     (tmp_path / "all_data.json").write_text(json.dumps(leaf(PLAY_A=text)))
-    pool = Shakespeare(**{**SMALL, "windows": None, "length": 80}).load(tmp_path, 1, 1)
-    assert [decode(row) for row in pool.x] == [text[i : i + 80] for i in range(20)]
-    assert decode(pool.y) == text[80:]
-    assert pool.notes == ()
+    raw = Shakespeare(**{**SMALL, "windows": None, "length": 80}).load(tmp_path, 1, 1)
+    assert [decode(row) for row in raw.x] == [text[i : i + 80] for i in range(20)]
+    assert decode(raw.y) == text[80:]
+    assert raw.notes == ()
     short = Shakespeare(**{**SMALL, "windows": None}).load(tmp_path, 1, 1)
     assert [decode(row) for row in short.x] == [text[i + 76 : i + 80] for i in range(20)]
     with user_error("80 characters", "length=81"):
@@ -338,11 +338,11 @@ def test_stackexchange_takes_users_by_number_and_their_sentences_in_time_order(t
     third["messages"].reverse()
     users = [user(7, ["Hops? Malt!"]), user(3, ["One", "two.\nThree, four"], "ai"), third, user(1, ["alone ;"])]
     made = StackExchange(min_sentences=2, words=50, length=4)
-    pool = made.load(write_users(tmp_path, users), 3, 1)
+    raw = made.load(write_users(tmp_path, users), 3, 1)
     # 3 of ai, 3 of beer, 7; user 1 has one sentence. Training parts: one, two . | late . , very late | hops ?
     ranks = dict(zip([".", "late", "?", "hops", "one", "two", "very"], range(4, 11), strict=True))
-    assert pool.vocab == pool.classes == 11
-    assert [len(rows) for rows in pool.natural] == [3, 3, 2]
+    assert raw.vocab == raw.classes == 11
+    assert [len(rows) for rows in raw.natural] == [3, 3, 2]
     written = [
         ["one"],
         ["two", "."],
@@ -354,8 +354,8 @@ def test_stackexchange_takes_users_by_number_and_their_sentences_in_time_order(t
         ["malt", "!"],
     ]
     x, y = ([[ranks.get(word, 3) for word in one] for one in written] for _ in range(2))
-    assert pool.x.tolist() == [([1, *row] + [0] * 4)[:4] for row in x]
-    assert pool.y.tolist() == [([*row, 2] + [-1] * 4)[:4] for row in y]
+    assert raw.x.tolist() == [([1, *row] + [0] * 4)[:4] for row in x]
+    assert raw.y.tolist() == [([*row, 2] + [-1] * 4)[:4] for row in y]
     with user_error("3 users", "at least 2 sentences", "4 clients", "min_sentences"):
         made.load(tmp_path, 4, 1)
 
@@ -394,9 +394,9 @@ def test_stackoverflow_takes_the_first_users_with_enough_sentences_in_time_order
     }
     write_h5(tmp_path / "stackoverflow_train.h5", users)
     made = StackOverflow(min_sentences=2, length=3)
-    pool = made.load(tmp_path, 1, 1)
-    assert pool.x.tolist() == [[1, 4, 5], [1, 3, 0]]  # a 4, b 5; c comes in the test part only
-    assert pool.y.tolist() == [[4, 5, 2], [3, 2, -1]]
+    raw = made.load(tmp_path, 1, 1)
+    assert raw.x.tolist() == [[1, 4, 5], [1, 3, 0]]  # a 4, b 5; c comes in the test part only
+    assert raw.y.tolist() == [[4, 5, 2], [3, 2, -1]]
     with user_error("2 users", "3 clients"):
         made.load(tmp_path, 3, 1)
 
@@ -454,16 +454,16 @@ def test_the_next_word_is_learnt_and_ends_and_unknown_words_are_not_scored(tmp_p
     assert result.last()["pre_acc_mean"] == 100
 
 
-def test_sequences_are_divided_by_nature_or_at_random_only(tmp_path):
-    pool = StackExchange(min_sentences=2, length=4).load(write_users(tmp_path, [user(1, ["a b\nc d\ne"])]), 1, 1)
+def test_sequences_are_divided_by_the_natural_and_the_iid_partition_only(tmp_path):
+    raw = StackExchange(min_sentences=2, length=4).load(write_users(tmp_path, [user(1, ["a b\nc d\ne"])]), 1, 1)
     with user_error("dirichlet_class", "every position", "natural", "iid"):
-        divide(pool, DirichletClass(), 1)
-    assert divide(pool, Iid(), 1).clients == divide(pool, Natural(), 1).clients == 1
+        divide(raw, DirichletClass(), 1)
+    assert divide(raw, Iid(), 1).clients == divide(raw, Natural(), 1).clients == 1
 
 
 def test_sequences_are_described_by_their_number_and_that_of_their_labels(tmp_path):
-    pool = StackExchange(min_sentences=2, length=4).load(write_users(tmp_path, [user(1, ["a b\nc d\ne"])]), 1, 1)
-    found = describe(divide(pool, Natural(), 1))
+    raw = StackExchange(min_sentences=2, length=4).load(write_users(tmp_path, [user(1, ["a b\nc d\ne"])]), 1, 1)
+    found = describe(divide(raw, Natural(), 1))
     assert (found["samples"], found["positions"]) == (3, 8)  # a b end, c d end, e end
     assert (found["clients"][0]["samples"], found["clients"][0]["positions"]) == (3, 8)
 
@@ -473,47 +473,47 @@ def test_sequences_are_described_by_their_number_and_that_of_their_labels(tmp_pa
 
 @real("ag_news")
 def test_real_agnews():
-    pool = AgNews().load(Path(os.environ["FEDLOOM_DATA"]), 20, 1)
+    raw = AgNews().load(Path(os.environ["FEDLOOM_DATA"]), 20, 1)
     # counts of the files' README: train 5874 5936 5939 5798, test 1900 each
-    assert np.bincount(np.delete(pool.y, pool.official_test)).tolist() == [5874, 5936, 5939, 5798]
-    assert np.bincount(pool.y[pool.official_test]).tolist() == [1900] * 4
-    assert pool.x.shape == (31_147, 200)
-    assert pool.x.dtype == pool.y.dtype == np.int64
-    assert pool.x.max() == pool.vocab - 1
-    assert (pool.x[:, 0] == 1).all()
-    assert not (pool.x == 2).any()  # every word is in the vocabulary
-    assert len(pool.notes) == 1
-    assert "23,547 of 120,000 training texts" in pool.notes[0]
+    assert np.bincount(np.delete(raw.y, raw.official_test)).tolist() == [5874, 5936, 5939, 5798]
+    assert np.bincount(raw.y[raw.official_test]).tolist() == [1900] * 4
+    assert raw.x.shape == (31_147, 200)
+    assert raw.x.dtype == raw.y.dtype == np.int64
+    assert raw.x.max() == raw.vocab - 1
+    assert (raw.x[:, 0] == 1).all()
+    assert not (raw.x == 2).any()  # every word is in the vocabulary
+    assert len(raw.notes) == 1
+    assert "23,547 of 120,000 training texts" in raw.notes[0]
 
 
 @real("shakespeare")
 def test_real_shakespeare():
-    pool = Shakespeare().load(Path(os.environ["FEDLOOM_DATA"]), 100, 1)
-    assert {len(rows) for rows in pool.natural} == {700}
-    assert len(pool.natural) == 100
-    assert pool.x.shape == (80_000, 80)
-    assert len(pool.server) == 10_000
-    assert pool.x.min() > 0
-    assert pool.x.max() < 79  # no line ends, and no character that LEAF does not know
-    joined = decode(pool.x[0, :10]) + decode(pool.x[1, :10])
-    assert joined == decode(pool.x[0, :20])  # windows that are ten characters apart
-    assert (pool.x[1:700, 69] == pool.x[:699, 79]).all()
+    raw = Shakespeare().load(Path(os.environ["FEDLOOM_DATA"]), 100, 1)
+    assert {len(rows) for rows in raw.natural} == {700}
+    assert len(raw.natural) == 100
+    assert raw.x.shape == (80_000, 80)
+    assert len(raw.server) == 10_000
+    assert raw.x.min() > 0
+    assert raw.x.max() < 79  # no line ends, and no character that LEAF does not know
+    joined = decode(raw.x[0, :10]) + decode(raw.x[1, :10])
+    assert joined == decode(raw.x[0, :20])  # windows that are ten characters apart
+    assert (raw.x[1:700, 69] == raw.x[:699, 79]).all()
     with user_error("147 of 1364 roles", "148 clients"):
         Shakespeare().load(Path(os.environ["FEDLOOM_DATA"]), 148, 1)
 
 
 @real("stackexchange")
 def test_real_stackexchange():
-    pool = StackExchange().load(Path(os.environ["FEDLOOM_DATA"]), 50, 1)
-    assert (pool.classes, pool.vocab) == (2004, 2004)
-    assert pool.x.shape == pool.y.shape
-    assert pool.x.shape[1] == 20
-    assert min(len(rows) for rows in pool.natural) >= 100
-    assert (pool.x[:, 0] == 1).all()
-    inside = pool.y[:, :-1] >= 4
-    assert (pool.x[:, 1:][inside] == pool.y[:, :-1][inside]).all()  # targets are the inputs, one on
-    assert pool.y.max() == pool.x.max() == 2003
-    assert ((pool.x == 0) == (pool.y == -1)).all()
-    data = divide(pool, Natural(), 50, split=(0.8, 0.1, 0.1))
+    raw = StackExchange().load(Path(os.environ["FEDLOOM_DATA"]), 50, 1)
+    assert (raw.classes, raw.vocab) == (2004, 2004)
+    assert raw.x.shape == raw.y.shape
+    assert raw.x.shape[1] == 20
+    assert min(len(rows) for rows in raw.natural) >= 100
+    assert (raw.x[:, 0] == 1).all()
+    inside = raw.y[:, :-1] >= 4
+    assert (raw.x[:, 1:][inside] == raw.y[:, :-1][inside]).all()  # targets are the inputs, one on
+    assert raw.y.max() == raw.x.max() == 2003
+    assert ((raw.x == 0) == (raw.y == -1)).all()
+    data = divide(raw, Natural(), 50, split=(0.8, 0.1, 0.1))
     assert data.unscored == (2, 3)
     assert torch.equal(data.splits["train"][0], torch.arange(len(data.splits["train"][0])))

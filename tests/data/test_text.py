@@ -55,13 +55,13 @@ def test_sentences_end_at_marks_before_white_space_and_at_line_ends():
 def test_next_words_of_two_users():
     """Of ten sentences the first eight, of two the first one, make the vocabulary: x 9, a 8, b 2; y and z are new."""
     first = [["a", "x"]] * 7 + [["a", "x", "b", "x"]] + [["z"], ["a", "y"]]
-    pool = next_words([first, [["b"], ["z", "a"]]], words=2, length=3)
-    assert (pool.classes, pool.vocab) == (6, 6)  # pad 0, bos 1, eos 2, oov 3, x 4, a 5
-    assert pool.unscored == (2, 3)
-    assert pool.ordered
-    assert [rows.tolist() for rows in pool.natural] == [list(range(10)), [10, 11]]
-    assert pool.x[[0, 7, 8, 9, 10, 11]].tolist() == [[1, 5, 4], [1, 5, 4], [1, 3, 0], [1, 5, 3], [1, 3, 0], [1, 3, 5]]
-    assert pool.y[[0, 7, 8, 9, 10, 11]].tolist() == [[5, 4, 2], [5, 4, 3], [3, 2, -1], [5, 3, 2], [3, 2, -1], [3, 5, 2]]
+    raw = next_words([first, [["b"], ["z", "a"]]], words=2, length=3)
+    assert (raw.classes, raw.vocab) == (6, 6)  # pad 0, bos 1, eos 2, oov 3, x 4, a 5
+    assert raw.unscored == (2, 3)
+    assert raw.ordered
+    assert [rows.tolist() for rows in raw.natural] == [list(range(10)), [10, 11]]
+    assert raw.x[[0, 7, 8, 9, 10, 11]].tolist() == [[1, 5, 4], [1, 5, 4], [1, 3, 0], [1, 5, 3], [1, 3, 0], [1, 3, 5]]
+    assert raw.y[[0, 7, 8, 9, 10, 11]].tolist() == [[5, 4, 2], [5, 4, 3], [3, 2, -1], [5, 3, 2], [3, 2, -1], [3, 5, 2]]
 
 
 def test_files_are_read_packed_or_not(tmp_path):

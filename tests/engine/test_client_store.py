@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from helpers import Crash
 from sentences import user_error
 
 from fedloom.core.tree import leaves, tree_map
@@ -28,11 +29,13 @@ def rows(ids, value):
 
 
 def same(a, b) -> bool:
+    """True if the tensors of two trees are equal."""
     return all(torch.equal(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
 
 
-def play(store, draw, turns):
-    for value in range(turns):
+def write_random_rows(store, draw, times):
+    """Write rows of four random clients, several times."""
+    for value in range(times):
         ids = np.sort(draw.choice(CLIENTS, 4, replace=False))
         store.write(ids, rows(ids, value + 1))
 
@@ -53,7 +56,7 @@ def test_a_client_that_never_trained_has_its_initial_row(store):
 
 
 def test_rows_come_in_the_order_asked_for(store):
-    play(store, np.random.default_rng(0), 9)
+    write_random_rows(store, np.random.default_rng(0), 9)
     order = np.array([5, 0, 11, 3])
     assert same(store.read(order), tree_map(lambda v: v[torch.from_numpy(order)], store.everyone()))
 
@@ -77,15 +80,11 @@ def test_both_stores_have_the_same_rows(tmp_path):
     memory, disk = MemoryStore(initial_rows, CLIENTS), DiskStore(initial_rows, CLIENTS, tmp_path)
     for turn in range(30):
         for one in (memory, disk):
-            play(one, np.random.default_rng(turn), 1)
+            write_random_rows(one, np.random.default_rng(turn), 1)
             if turn % 3 == 0:
                 one.snapshot()
                 one.committed()
         assert same(memory.everyone(), disk.everyone())
-
-
-class Crash(Exception):
-    pass
 
 
 @pytest.mark.parametrize("damaged", [0, 1])
@@ -110,15 +109,15 @@ def test_either_of_the_two_newest_checkpoints_is_complete_wherever_writing_stops
     monkeypatch.setattr(client_store.os, "pwrite", pwrite)
     draw = np.random.default_rng(write)
 
-    def go_on():
+    def write_and_save():
         for _ in range(30):
-            play(disk, draw, int(draw.integers(1, 3)))
+            write_random_rows(disk, draw, int(draw.integers(1, 3)))
             checkpoints.append(disk.snapshot())
             truth.append(disk.everyone())
             disk.committed()
 
     with pytest.raises(Crash):
-        go_on()
+        write_and_save()
     monkeypatch.undo()
     again = DiskStore(initial_rows, CLIENTS, tmp_path)
     again.restore(checkpoints[-1 - damaged])
@@ -129,19 +128,19 @@ def test_either_of_the_two_newest_checkpoints_is_complete_wherever_writing_stops
     other.restore(Snapshot(checkpoints[-1 - damaged].trained, torch.from_numpy(everyone), truth[-1 - damaged]))
     for one in (again, other):
         for turn in range(4):
-            play(one, np.random.default_rng(turn), 2)
+            write_random_rows(one, np.random.default_rng(turn), 2)
             one.snapshot()
             one.committed()
     assert same(again.everyone(), other.everyone())
 
 
 def test_only_rows_of_clients_that_took_part_take_disk_space(tmp_path):
-    def wide(ids):
+    def large_rows(ids):
         return {"own": torch.zeros(len(ids), 4096, dtype=torch.float64)}
 
-    disk = DiskStore(wide, 2000, tmp_path)
+    disk = DiskStore(large_rows, 2000, tmp_path)
     for _ in range(2):
-        disk.write(np.arange(10), wide(np.arange(10)))
+        disk.write(np.arange(10), large_rows(np.arange(10)))
         disk.snapshot()
         disk.committed()
     used = sum(file.stat().st_blocks * 512 for file in tmp_path.iterdir())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import assert_same, make_task, method, model_task
 
-from fedloom.engine.graph.stacked_step import CapturedSteps, CudaGraphRunner
+from fedloom.engine.graph.cuda_graph_runner import CapturedSteps, CudaGraphRunner
 from fedloom.engine.plan import Plan
 from fedloom.nn.kernels import cross_entropy, dispatch, lstm, matmul
 from fedloom.nn.kernels.warmup import compile_kernels

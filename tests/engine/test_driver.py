@@ -6,14 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import RAGGED, SingleRun, make_federation, make_task, method, methods, plan_id
+from helpers import EAGER, RAGGED, SingleRun, make_federation, make_task, method, methods, plan_id, state_bytes
+from oracles import assert_near
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedloom.core.algorithm import Phase
 from fedloom.core.keys import rng
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves
 from fedloom.engine import driver
+from fedloom.engine.batching import batches_per_epoch
 from fedloom.engine.lru_cache import KEY_BYTES, LRUCache
 from fedloom.engine.plan import Plan
 from fedloom.engine.planning import choose, measure
@@ -21,15 +24,10 @@ from fedloom.engine.planning.measure import Option, Workload, measure_per_client
 from fedloom.nn.network import Network
 
 aten = torch.ops.aten
-EAGER = Plan("stacked", "eager", chunk=len(RAGGED))
 
 
 def workload(run, cohort):
-    return Workload(run.alg, run.task, run.task, cohort, evaluated=len(RAGGED))
-
-
-def state_bytes(run):
-    return [v.numpy().tobytes() for v in leaves((run.server, run.store.everyone()))]
+    return Workload(run.alg, run.task, run.task, cohort, eval_clients=len(RAGGED))
 
 
 def task_of(name, **settings):
@@ -78,8 +76,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(plan):
     assert runs[0] != runs[2]
 
 
-def test_a_traced_step_gives_the_bits_of_an_eager_one():
-    """With one prefix size for all steps, so that both stack the same number of rows."""
+def test_a_traced_step_gives_what_an_eager_one_gives():
+    """Up to rounding: tracing may leave out operations with zeros."""
     runs = []
     for replay in ("eager", "traced"):
         run = SingleRun(
@@ -87,8 +85,8 @@ def test_a_traced_step_gives_the_bits_of_an_eager_one():
         )
         for _ in range(2):
             run.advance(evaluate=False)
-        runs.append(state_bytes(run))
-    assert runs[0] == runs[1]
+        runs.append((run.server, run.store.everyone()))
+    assert_near(*runs)
 
 
 def test_evaluation_does_not_change_the_state_of_a_run():
@@ -114,9 +112,6 @@ def test_clients_are_sampled_as_specified():
 
 def test_a_batchnorm_batch_of_one_sample_is_skipped():
     """11 samples in batches of 10: the second batch has one sample, so with BatchNorm there is one step, not two."""
-    from fedloom.core.algorithm import Phase
-    from fedloom.engine.batching import batches_per_epoch
-
     n = np.array([1, 2, 10, 11, 12])
     phase = Phase(lambda *args: None)
     assert batches_per_epoch(make_task([5]), phase, n).tolist() == [1, 1, 1, 2, 2]

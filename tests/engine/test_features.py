@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from helpers import RAGGED, assert_same, make_task, plan_id, play
+from helpers import RAGGED, assert_same, make_task, plan_id, run_and_evaluate
 
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.core.algorithm import Phase, Slot
@@ -414,7 +414,7 @@ def test_a_condition_stops_clients_at_different_epochs(plan):
             counts.append(up["epochs"].cpu())
             return {"w": mean(up["w"], info.n)}
 
-    play(Watched(), task, plan, rounds=2)
+    run_and_evaluate(Watched(), task, plan, rounds=2)
     assert len(set(counts[0].tolist())) > 1
     assert int(counts[0].min()) >= 1
     assert int(counts[0].max()) <= 6
@@ -453,7 +453,7 @@ def test_a_step_sees_each_sample_once_per_epoch_with_the_right_indices(plan):
             return {"w": server["w"]}, {}
 
     task = make_task(sizes, epochs=3, device=device_of(plan))
-    run, _ = play(Counting(), task, plan, rounds=1)
+    run, _ = run_and_evaluate(Counting(), task, plan, rounds=1)
     seen = {name: v.cpu() for name, v in run.server["seen"].items()}
     per_epoch = [1, 3, 1, 1]
     inputs = [float(task.data.x[task.data.splits["train"][i]].sum()) for i in range(4)]

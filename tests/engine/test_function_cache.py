@@ -3,7 +3,7 @@ bit."""
 
 import pytest
 import torch
-from helpers import SingleRun, make_task, method
+from helpers import SingleRun, make_task, method, state_bytes
 
 from fedloom.core.tree import leaves
 from fedloom.engine.graph import function_cache
@@ -27,8 +27,7 @@ def test_rounds_with_traced_functions_are_the_same_to_the_bit(name, monkeypatch)
         monkeypatch.setattr(function_cache, "CALLS_BEFORE_TRACE", calls)
         run = SingleRun(method(name), task, 0, plan=Plan("stacked", "traced", chunk=3))
         scores = [run.advance().scores for _ in range(4)]
-        found.append([v.numpy().tobytes() for v in leaves((run.server, run.store.everyone()))])
-        found[-1] += [rows.tobytes() for rows in leaves(scores)]
+        found.append([*state_bytes(run), *(rows.tobytes() for rows in leaves(scores))])
         traced = run.executor.call.traced
         if calls == 1:
             assert {"begin", "finish", "model", "personal"} <= {key[0] for key in traced}

@@ -6,7 +6,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
-from helpers import SingleRun, assert_same, make_task, method, model_task, play
+from helpers import SingleRun, assert_same, make_task, method, model_task, run_and_evaluate
 
 from fedloom.core.tree import leaves
 from fedloom.device.torch_settings import precision
@@ -28,6 +28,7 @@ CONVOLUTIONS = {
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
+    """float32 is not rounded to TF32."""
     for place in (torch.backends.cuda.matmul, torch.backends.cudnn):
         monkeypatch.setattr(place, "allow_tf32", False)
 
@@ -166,7 +167,7 @@ def test_fewer_clients_are_stacked_when_gpu_memory_is_short(caplog):
     task = conv_task("cnn4", sizes=sizes, batch_size=64)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    expected, _ = play(alg, task, plan, rounds=1)
+    expected, _ = run_and_evaluate(alg, task, plan, rounds=1)
     peak, total = torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(0).total_memory
     server = expected.server
     del expected
@@ -174,7 +175,7 @@ def test_fewer_clients_are_stacked_when_gpu_memory_is_short(caplog):
     try:
         torch.cuda.set_per_process_memory_fraction(0.6 * peak / total)
         with caplog.at_level(logging.WARNING, "fedloom"):
-            found, _ = play(alg, task, plan, rounds=1)
+            found, _ = run_and_evaluate(alg, task, plan, rounds=1)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert "Out of memory with 64 clients at once: going on with 32." in caplog.text

@@ -10,7 +10,8 @@ from helpers import RAGGED, SingleRun, assert_same, make_task, method
 
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
-from fedloom.engine.executors import scoring, stacked
+from fedloom.engine.executors import scoring, stacked, stacked_scoring
+from fedloom.engine.executors.stacked_scoring import EVAL_ROWS
 from fedloom.engine.graph.stacked_step import StackedStep
 from fedloom.engine.plan import Plan
 from fedloom.engine.planning import choose
@@ -60,6 +61,7 @@ def test_fewer_samples_are_scored_at_once(name, monkeypatch, caplog):
     monkeypatch.setattr(Federation, "prepare", limited)
     monkeypatch.setattr(scoring, "EVAL_BATCH", {"cpu": 50})  # of the run that it is compared with
     monkeypatch.setattr(stacked, "MIN_EVAL_ROWS", 32)
+    monkeypatch.setattr(stacked_scoring, "EVAL_ROWS", {"cpu": 4096})
     with caplog.at_level(logging.WARNING, "fedloom"):
         assert_same(method(name), make_task((300, 5, 7)), Plan("stacked", "traced", chunk=3, shrink=0), 1e-9, rounds=2)
     said = [r.getMessage() for r in caplog.records]
@@ -67,17 +69,17 @@ def test_fewer_samples_are_scored_at_once(name, monkeypatch, caplog):
         "Out of memory with 3 clients at once: going on with 2.",
         "Out of memory with 2 clients at once: going on with 1.",
     ]
-    rows = {"ditto": (512, 256, 128, 64), "fedavg": (512, 256)}[name]  # one model alone gets a quarter of it
+    rows = {"ditto": (512, 256, 128, 64), "fedavg": (512, 256)}[name]  # one model for all scores a quarter as many
     assert said[2:] == [f"Out of memory with one client: going on with {n} samples scored at once." for n in rows]
 
 
-def test_the_plan_says_what_is_carried_out(monkeypatch):
+def test_the_plan_has_the_numbers_that_fitted_memory(monkeypatch):
     task = make_task((20, 20, 20))
     run = SingleRun(method("fedavg"), task, 0, plan=Plan("stacked", "eager", chunk=3, runs=2, reason="so"))
     before = run.plan
     limit_memory_to(2, monkeypatch)
     run.executor.train(run.first_cohort(), ())
-    assert run.plan == replace(before, chunk=2, rows=2048)
+    assert run.plan == replace(before, chunk=2, rows=EVAL_ROWS["cpu"] // 2)
 
 
 def test_memory_may_be_short_for_held_out_clients_only(monkeypatch):
@@ -90,7 +92,7 @@ def test_memory_may_be_short_for_held_out_clients_only(monkeypatch):
     run.advance(evaluate=False)
     assert run.plan == before
     found = run.group.evaluate()[0].unseen_scores
-    assert run.plan == replace(before, chunk=2, rows=2048)
+    assert run.plan == replace(before, chunk=2, rows=EVAL_ROWS["cpu"] // 2)
     for view, scores in expected.items():
         np.testing.assert_allclose(found[view], scores, rtol=1e-9)
 

@@ -4,7 +4,7 @@ shortcuts, LSTMs with a prediction at the end or at every position, embeddings, 
 import numpy as np
 import pytest
 import torch
-from helpers import assert_same, method, model_task, play
+from helpers import assert_same, method, model_task, run_and_evaluate
 
 from fedloom.core.task import Task
 from fedloom.engine.executors import scoring
@@ -64,12 +64,12 @@ def test_gpfl_works_on_the_features_of_a_head_of_several_layers_and_of_every_pos
 def test_the_number_of_logits_that_are_computed_at_once_is_limited(alg, plan, most, monkeypatch):
     """Six positions and nine words make 54 logits per sample, so a limit of 120 allows two samples."""
     task, score, seen = task_of("lstm_so", sizes=(3, 9)), Task.score, []
-    _, (expected,) = play(method(alg), task, plan, rounds=1)
+    _, (expected,) = run_and_evaluate(method(alg), task, plan, rounds=1)
     monkeypatch.setattr(scoring, "MAX_LOGITS", 120)
     monkeypatch.setattr(
         Task, "score", lambda task, logits, y, mask: seen.append(logits.shape) or score(task, logits, y, mask)
     )
-    _, (found,) = play(method(alg), task, plan, rounds=1)
+    _, (found,) = run_and_evaluate(method(alg), task, plan, rounds=1)
     assert max(shape[-3] for shape in seen) == most
     for view, splits in expected.scores.items():
         for split, numbers in splits.items():

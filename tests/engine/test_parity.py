@@ -3,7 +3,7 @@ prescribe stacking, so a method that cannot be stacked fails here."""
 
 import pytest
 import torch
-from helpers import ALONE, RAGGED, assert_same, make_task, method, methods, play
+from helpers import PER_CLIENT, RAGGED, assert_same, make_task, method, methods, run_and_evaluate
 
 from fedloom.engine.plan import Plan
 
@@ -23,7 +23,7 @@ def task_for(name, sizes=RAGGED, **settings):
 @pytest.mark.parametrize("name", methods())
 def test_stacked_equals_reference_for_every_method(name):
     alg, task = task_for(name)
-    reference = play(alg, task, ALONE)
+    reference = run_and_evaluate(alg, task, PER_CLIENT)
     for plan in PLANS:
         assert_same(alg, task, plan, 1e-9, reference=reference)
 

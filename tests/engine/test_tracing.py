@@ -112,9 +112,9 @@ def test_in_place_operations_do_not_prevent_equal_operations_from_being_merged()
     graph = trace(lambda a: step(a), [a])
     assert graph.code.count("reciprocal_.") == 1
     torch.testing.assert_close(graph(a), step(a), rtol=0, atol=0)
-    alone = trace(lambda a: [a.sin() + a.sin() + (a + 1).unsqueeze_(0).reciprocal_()[0]], [a])
-    assert "_." not in alone.code.replace("ops.aten", "")
-    assert alone.code.count("sin.default") == 1
+    unread = trace(lambda a: [a.sin() + a.sin() + (a + 1).unsqueeze_(0).reciprocal_()[0]], [a])
+    assert "_." not in unread.code.replace("ops.aten", "")
+    assert unread.code.count("sin.default") == 1
 
 
 def test_zeros_are_neither_multiplied_nor_added(monkeypatch):
@@ -130,7 +130,8 @@ def test_zeros_are_neither_multiplied_nor_added(monkeypatch):
     for most in (tracing.MAX_CONSTANT, 0):
         monkeypatch.setattr(tracing, "MAX_CONSTANT", most)
         graph = trace(torch.func.vmap(one), inputs)
-        torch.testing.assert_close(graph(*inputs), torch.func.vmap(one)(*inputs), rtol=0, atol=0)
+        # not to the bit: sums may round differently without the zeros
+        torch.testing.assert_close(graph(*inputs), torch.func.vmap(one)(*inputs))
         assert graph.code.count("mm.default") == 1
         assert graph.code.count("add.Tensor") == 2
         assert graph.code.count("zeros.default") == (0 if most else 2)

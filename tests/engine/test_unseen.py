@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import SingleRun, make_federation, make_task, method, methods
+from helpers import SingleRun, make_federation, make_task, method, methods, state_bytes
 from sentences import user_error
 
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.core.tree import leaves, scale
+from fedloom.core.tree import scale
 from fedloom.engine.clients import ClientRequest
 from fedloom.engine.plan import Plan
 from fedloom.engine.planning.choose import make_executor
@@ -45,10 +45,6 @@ def task_of(alg, **settings):
     return make_task((), federation=federation(least, garbage=garbage), **settings)
 
 
-def state(run):
-    return [v.numpy().tobytes() for v in leaves((run.server, run.store.everyone()))]
-
-
 def scores(done):
     return {(v, s): found.tobytes() for v, splits in done.scores.items() for s, found in splits.items()}
 
@@ -69,7 +65,7 @@ def test_every_method_trains_as_without_held_out_clients_and_serves_them_stacked
         assert here.cohort.max() < len(SIZES) - HELD_OUT
         assert scores(here) == scores(there)
         assert (here.bytes_down, here.bytes_up) == (there.bytes_down, there.bytes_up)
-    assert state(stacked) == state(plain)
+    assert state_bytes(stacked) == state_bytes(plain)
     assert len(stacked.store) == len(SIZES) - HELD_OUT
     assert here.unseen.tolist() == [5, 6, 7]
     assert there.unseen_scores == {}

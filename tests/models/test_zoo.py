@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import method, model_task, play
+from helpers import method, model_task, run_and_evaluate
 from sentences import user_error
 from torch import nn
 
@@ -93,9 +93,9 @@ def test_a_model_is_as_its_paper_describes_it(name, shape, classes, vocab, count
 
 
 def test_every_model_is_in_the_table_and_says_what_it_takes():
-    own = [name for name in MODELS.names() if MODELS[name].__module__.startswith("fedloom.")]
-    assert set(own) == {name for name, *_ in TABLE}
-    assert all(MODELS[name].takes for name in own)
+    built_in = [name for name in MODELS.names() if MODELS[name].__module__.startswith("fedloom.")]
+    assert set(built_in) == {name for name, *_ in TABLE}
+    assert all(MODELS[name].takes for name in built_in)
 
 
 def test_layers_are_those_of_the_modules_in_their_order():
@@ -211,11 +211,11 @@ def test_fasttext_takes_the_mean_over_all_positions_with_padding_as_zero():
 @pytest.mark.parametrize("plan", [Plan("per-client"), Plan("stacked", "eager", chunk=4)], ids=lambda plan: plan.mode)
 def test_the_vector_of_padding_stays_zero_in_training(plan):
     task = model_task("fasttext", (7,), vocab=4, weight_decay=0.1, momentum=0.9, lr=0.5)
-    run, _ = play(method("fedavg"), task, plan, rounds=2)
+    run, _ = run_and_evaluate(method("fedavg"), task, plan, rounds=2)
     vectors = run.server["w"]["embedding.weight"]
     assert (task.data.x == 0).any()
     assert not vectors[0].any()
-    assert (vectors[1:] != task.init(7)["embedding.weight"][1:]).all()
+    assert (vectors[1:] != task.init(run.key)["embedding.weight"][1:]).all()
 
 
 def test_the_lstm_predicts_after_the_last_token_that_is_not_padding():
@@ -282,7 +282,7 @@ def tokens(y, vocab=None, least=0):
     return Federation(x, y, 7, {name: Ragged.of(lists) for name, lists in splits.items()}, vocab=vocab)
 
 
-ONE, EACH = torch.arange(20) % 7, torch.arange(60).view(20, 3) % 7
+PER_SAMPLE, PER_POSITION = torch.arange(20) % 7, torch.arange(60).view(20, 3) % 7  # labels
 
 
 def run(data, model, **settings):
@@ -291,28 +291,28 @@ def run(data, model, **settings):
 
 def test_token_ids_beyond_the_vocabulary_and_negative_ones_are_refused():
     with user_error("token id 6", "below 5"):
-        run(tokens(ONE, vocab=5), "fasttext")
+        run(tokens(PER_SAMPLE, vocab=5), "fasttext")
     with user_error("token id -1", "not negative"):
-        run(tokens(ONE, least=-1), "fasttext")
+        run(tokens(PER_SAMPLE, least=-1), "fasttext")
 
 
 def test_the_vocabulary_is_as_large_as_it_says_or_as_the_largest_token_needs():
-    assert run(tokens(ONE), "fasttext").server["w"]["embedding.weight"].shape == (7, 32)
-    assert run(tokens(ONE, vocab=30), "fasttext").server["w"]["embedding.weight"].shape == (30, 32)
+    assert run(tokens(PER_SAMPLE), "fasttext").server["w"]["embedding.weight"].shape == (7, 32)
+    assert run(tokens(PER_SAMPLE, vocab=30), "fasttext").server["w"]["embedding.weight"].shape == (30, 32)
 
 
 def test_a_label_for_every_position_needs_a_model_that_predicts_one():
     with user_error("predicts one label", "each of 3 positions", "lstm_so"):
-        run(tokens(EACH), "lstm_shakes")
+        run(tokens(PER_POSITION), "lstm_shakes")
     with user_error("each of 3 positions", "the data has one label", "lstm_shakes"):
-        run(tokens(ONE), "lstm_so")
+        run(tokens(PER_SAMPLE), "lstm_so")
     with user_error("'mlp'", "token ids"):
-        run(tokens(ONE), "mlp")
-    assert run(tokens(EACH), "lstm_so", width=4, embedding=3).last()["round"] == 1
+        run(tokens(PER_SAMPLE), "mlp")
+    assert run(tokens(PER_POSITION), "lstm_so", width=4, embedding=3).last()["round"] == 1
 
 
 def test_settings_of_a_model_are_given_by_name():
-    found = run(tokens(ONE), "lstm_shakes", layers=3, width=4, model__dropout=0.1)
+    found = run(tokens(PER_SAMPLE), "lstm_shakes", layers=3, width=4, model__dropout=0.1)
     assert found.server["w"]["lstm.weight_hh_l2"].shape == (16, 4)
     assert found.config["model"] == {
         "name": "lstm_shakes", "embedding": 8, "width": 4, "layers": 3, "dropout": 0.1, "padding": None,
@@ -320,4 +320,4 @@ def test_settings_of_a_model_are_given_by_name():
 
 
 def test_fingerprints_tell_vocabularies_apart():
-    assert tokens(ONE).fingerprint() != tokens(ONE, vocab=30).fingerprint()
+    assert tokens(PER_SAMPLE).fingerprint() != tokens(PER_SAMPLE, vocab=30).fingerprint()

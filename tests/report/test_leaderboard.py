@@ -94,7 +94,7 @@ def test_markdown_cells_stand_below_their_titles():
     assert found["mean"] == "90.12 ± 1.00"
     assert found["worst"] == "12.50"
     assert found["gain"] == "+3.00 ± 0.50"
-    assert found["harmed %"] == "25.00"  # its spread is not shown
+    assert found["harmed %"] == "25.00"  # its standard deviation is not shown
     assert found[COLUMNS["last"][0]] == "88.00 ± 2.00"
     assert (found["down"], found["up"], found["s/round"]) == ("1.5 kB", "2.5 MB", "0.123")
 
@@ -192,11 +192,11 @@ def test_main_rows_are_those_selected_on_validation_with_the_last_mean_beside():
         ({}, "trend", ""),
     ],
 )
-def test_a_cell_has_two_digits_and_a_spread_where_there_is_one(row, column, text):
+def test_a_cell_has_two_digits_and_a_standard_deviation_where_there_is_one(row, column, text):
     assert format_cell(row, column) == text
 
 
-def test_a_cell_without_spread_has_none():
+def test_the_standard_deviation_can_be_left_out_of_a_cell():
     assert format_cell({"acc_mean": 12.0, "acc_mean_std": 1.0}, "acc_mean", with_std=False) == "12.00"
 
 

@@ -38,7 +38,7 @@ def uniform(clients, classes):
 THREE = federation([([0, 1], [0], [0]), ([2], [], [2]), ([0], [], [1])], classes=3, server=2)
 
 
-def test_a_client_has_so_many_samples_of_every_class_and_for_every_purpose():
+def test_samples_of_a_client_are_counted_per_class_and_per_split():
     clients = describe(THREE)["clients"]
     assert clients[0] == {
         "client": 0, "samples": 4, "train": 2, "val": 1, "test": 1, "classes": 2, "labels": [3, 1, 0],
@@ -55,7 +55,7 @@ def test_clients_that_are_held_out_are_marked_and_counted():
     assert found["partition"] != THREE.digest()
 
 
-def test_the_whole_is_that_of_the_clients_and_the_servers_is_apart():
+def test_totals_are_over_clients_and_the_servers_samples_are_counted_separately():
     found = describe(THREE)
     assert (found["samples"], found["classes"], found["server"]) == (8, 3, 2)
     assert found["partition"] == THREE.digest()
@@ -74,7 +74,7 @@ def test_clients_with_the_same_shares_have_no_skew_whatever_their_sizes():
     assert describe(data)["skew"] == 0
 
 
-def test_a_class_each_is_as_far_apart_as_four_clients_can_be():
+def test_four_clients_with_a_class_each_have_the_largest_skew():
     """Each has 1 where all have 1/4: half of 3/4 + 3 * 1/4."""
     data = federation([([c], [], [c]) for c in range(4)], classes=4)
     assert describe(data)["skew"] == pytest.approx(3 / 4, rel=1e-12)
@@ -184,7 +184,7 @@ def test_the_three_kinds_are_accepted(name, tmp_path):
 
 
 @pytest.mark.parametrize("clients", [6, BUBBLES + 40], ids=["circles", "map"])
-def test_a_line_stands_before_those_who_are_held_out(clients, tmp_path, monkeypatch):
+def test_a_line_separates_the_clients_that_are_held_out(clients, tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **how: (figures.append(figure), path.touch()))
     draw(replace(uniform(clients, 4), held_out=2), tmp_path / "who.svg")

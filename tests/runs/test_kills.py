@@ -6,49 +6,51 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kills import SAME, live
+from kills import assert_same_files, run_process
 
 ROUNDS = 24
 SMALL = ["--device", "cpu", "--clients", "6", "--participation", "0.5", "--set", "checkpoint_every=1"]
-SHORT = ["--batch-size", "100"]  # rounds of a few steps; what is killed after some time must not end before
+SHORT = ["--batch-size", "100"]  # rounds of a few steps; not for runs that are killed after some time
 
 
 def run(method, engine, store, *more):
-    """Stacked without traces, which would take seconds to make in every life."""
+    """The command of a run; if stacked, without traces, which would take seconds in every process."""
     how = {"vectorized": ["--plan", "stacked-eager"], "reference": ["--engine", "reference"]}[engine]
     return ["run", method, "--rounds", str(ROUNDS), "--store", store, *how, *SMALL, *more]
 
 
 def operations(command, folder, name) -> list[str]:
     """What an undisturbed run does to files, one path after another."""
-    report = folder / f"{name}-operations.json"
-    assert live([*command, "--out", str(folder / name)], report=report) == 0
-    return json.loads(report.read_text())
+    log_file = folder / f"{name}-operations.json"
+    assert run_process([*command, "--out", str(folder / name)], log_file=log_file) == 0
+    return json.loads(log_file.read_text())
 
 
-def next_life(command, folder) -> list[str]:
-    """What a person would type: the command again if nothing is there yet, else --resume."""
+def start_or_resume(command, folder) -> list[str]:
+    """The command that a user would type: the same again if there is nothing to resume yet, else --resume."""
     started = any((folder / name).exists() for name in ("config.yaml", "compare.yaml"))
     return [command[0], "--resume", str(folder)] if started else [*command, "--out", str(folder)]
 
 
 def checkpoint(t: int, run_="") -> str:
+    """A part of the path of a checkpoint of round t while it is written."""
     return f"{run_}/checkpoints/.round-{t:08d}"
 
 
 def first(log: list[str], mark: str) -> int:
+    """The place of the first operation on a path that contains `mark`."""
     return next(i for i, path in enumerate(log) if mark in path)
 
 
-def die(command, folder, places) -> int:
-    """Start, and resume after every kill, each at its own place; then let it end. Returns in how many deaths a
-    checkpoint was half written."""
-    halves = 0
+def run_with_kills(command, folder, places) -> int:
+    """Start, and resume after every kill, each at one of the places; then run to the end. Returns how many of the kills
+    left a checkpoint half written."""
+    half_written = 0
     for mark, at in places:
-        assert live(next_life(command, folder), at=at, mark=mark) == -9, (mark, at)
-        halves += bool(list(folder.rglob(".round-*.partial")))
-    assert live(next_life(command, folder)) == 0
-    return halves
+        assert run_process(start_or_resume(command, folder), at=at, mark=mark) == -9, (mark, at)
+        half_written += bool(list(folder.rglob(".round-*.partial")))
+    assert run_process(start_or_resume(command, folder)) == 0
+    return half_written
 
 
 @pytest.mark.parametrize(
@@ -61,8 +63,8 @@ def die(command, folder, places) -> int:
     ],
 )
 def test_twenty_kills_change_nothing(method, engine, store, tmp_path):
-    """Twelve are spread evenly over the rounds, from the write of a checkpoint up to that of the next; every third
-    of them is followed by one in the resume, of which there is one at the very start; the last three are in the end."""
+    """One at the start; twelve at even distances over the rounds, from the write of a checkpoint up to that of the
+    next, every third of them followed by one while the run resumes; three while the final files are written."""
     command = run(method, engine, store, *SHORT)
     log = operations(command, tmp_path, "whole")
     draw = np.random.default_rng([len(method), len(engine)])
@@ -75,9 +77,8 @@ def test_twenty_kills_change_nothing(method, engine, store, tmp_path):
             places.append(("", int(draw.integers(1, starting // 2))))
     places += [("/final/.", int(at)) for at in np.sort(draw.integers(1, summary - ending + 2, 3))]
     assert len(places) == 20
-    assert die(command, tmp_path / "killed", places) >= 1
-    for name in SAME:
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert run_with_kills(command, tmp_path / "killed", places) >= 1
+    assert_same_files(tmp_path / "killed", tmp_path / "whole")
     assert not list((tmp_path / "killed").rglob("*.partial"))
 
 
@@ -87,16 +88,15 @@ def test_kills_at_any_time_change_nothing(tmp_path):
     folder = tmp_path / "killed"
     draw = np.random.default_rng(5)
     for _ in range(6):
-        live(next_life(command, folder), after=draw.uniform(0.3, 1))
-    assert live(next_life(command, folder)) == 0
-    for name in SAME:
-        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+        run_process(start_or_resume(command, folder), after=draw.uniform(0.3, 1))
+    assert run_process(start_or_resume(command, folder)) == 0
+    assert_same_files(folder, tmp_path / "whole")
 
 
 def test_a_comparison_survives_twenty_kills_too(tmp_path):
-    """Two seeds of a method are one run. For each: before a checkpoint of the first seed is complete, or after it and
-    before that of the second is; the same the other way round; in the resumes after them; in the end of either. And two
-    while the leaderboard is written."""
+    """The two seeds of a method are stacked and make their checkpoints in the same rounds. Kills of each method: at or
+    after the checkpoint of the first seed, and of the second in a later round; while resuming after either; while the
+    final files of either are written. And two while the leaderboard is written."""
     command = ["compare", "fedrep", "ditto", "--seeds", "2", "--rounds", "4", "--plan", "stacked-eager", *SMALL, *SHORT]
     log = operations(command, tmp_path, "whole")
     draw = np.random.default_rng(3)
@@ -111,10 +111,9 @@ def test_a_comparison_survives_twenty_kills_too(tmp_path):
         places += [(f"{run_}/final/.", int(draw.integers(1, 9))) for run_ in seeds]
     places += [("/.leaderboard", 1), ("/.leaderboard", 6)]
     assert len(places) == 20
-    assert die(command, tmp_path / "killed", places) >= 1
+    assert run_with_kills(command, tmp_path / "killed", places) >= 1
     for run_ in runs:
-        for name in SAME:
-            assert (tmp_path / f"killed{run_}" / name).read_bytes() == (tmp_path / f"whole{run_}" / name).read_bytes()
+        assert_same_files(tmp_path / f"killed{run_}", tmp_path / f"whole{run_}")
     assert board(tmp_path / "killed") == board(tmp_path / "whole")
 
 

@@ -1,18 +1,16 @@
 """Comparisons: what is compared with what, the leaderboard against single runs, and folders that can be continued."""
 
 import csv
-import sys
 
 import numpy as np
 import pytest
-from helpers import make_federation
+from helpers import make_federation, run_cli
 from sentences import user_error
 
 import fedloom
 from fedloom.algorithms.ditto import Ditto
 from fedloom.algorithms.fedavg_ft import FedAvgFT
 from fedloom.algorithms.local import Local
-from fedloom.cli import main as cli
 from fedloom.studies.compare import (
     carry_out,
     compare,
@@ -78,7 +76,7 @@ def test_local_is_not_added_twice():
     assert sorted(row["method"] for row in found.rows()) == ["fedavg", "local"]
 
 
-def test_means_and_spreads_are_those_of_single_runs(done, singles):
+def test_means_and_standard_deviations_are_those_of_single_runs(done, singles):
     for row in done.rows():
         means = [singles[row["method"], seed].best_on_validation()["pre_acc_mean"] for seed in (0, 1)]
         assert row["seeds"] == 2
@@ -104,9 +102,9 @@ def test_gain_and_harm_are_those_of_the_same_clients_in_single_runs(view, done, 
     (row,) = [r for r in done.rows(view) if r["method"] == "ditto:lam=0.5"]
     gains, harmed = [], []
     for seed in (0, 1):
-        mine, alone = singles["ditto:lam=0.5", seed], singles["local", seed]
+        mine, local = singles["ditto:lam=0.5", seed], singles["local", seed]
         a = accuracies(mine, view, mine.best_on_validation(view)["round"])
-        b = accuracies(alone, "pre", alone.best_on_validation("pre")["round"])
+        b = accuracies(local, "pre", local.best_on_validation("pre")["round"])
         assert len(a) == len(b) == 5
         gains.append(sum(a[i] - b[i] for i in b) / 5)
         harmed.append(100 * sum(a[i] < b[i] for i in b) / 5)
@@ -139,7 +137,7 @@ def test_the_rows_of_a_view_are_the_best_first(done):
     assert "local" not in [row["method"] for row in done.rows("global")]
 
 
-def test_own_data_and_own_objects_are_compared():
+def test_a_federation_and_methods_given_as_objects_are_compared():
     data = make_federation((20, 30, 40), server=4)
     found = compare([FedAvgFT, Ditto(lam=0.5)], data, seeds=[3], rounds=1, engine="reference")
     assert sorted(row["method"] for row in found.rows()) == ["ditto:lam=0.5", "fedavg-ft", "local"]
@@ -227,7 +225,7 @@ def test_no_method_is_no_comparison():
         compare([], **QUICK)
 
 
-def test_a_request_with_an_algorithm_is_a_run():
+def test_a_configuration_with_an_algorithm_is_that_of_a_single_run():
     with user_error("methods instead of an algorithm"):
         configurations(["ditto"], {"algorithm": {"name": "ditto"}})
 
@@ -288,7 +286,7 @@ def test_resume_needs_a_folder():
         compare(ASKED, resume=True, **QUICK)
 
 
-def test_a_folder_holds_the_request_the_runs_and_three_leaderboards(done):
+def test_a_folder_holds_the_configuration_the_runs_and_three_leaderboards(done):
     expected = ["compare.yaml", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "runs"]
     assert sorted(f.name for f in done.folder.iterdir() if not f.name.startswith(".")) == expected
     with (done.folder / "leaderboard.csv").open(newline="") as file:
@@ -299,11 +297,11 @@ def test_a_folder_holds_the_request_the_runs_and_three_leaderboards(done):
         assert all(method in text for method in LABELS)
 
 
-def test_the_request_in_the_folder_asks_for_the_same_comparison(done):
-    methods, seeds, request = read_comparison(done.folder)
+def test_the_configuration_in_the_folder_asks_for_the_same_comparison(done):
+    methods, seeds, config = read_comparison(done.folder)
     assert (methods, seeds) == (LABELS, [0, 1])
-    assert {"methods": methods, "seeds": seeds, **request} == done.config
-    configs = configurations(methods, request)
+    assert {"methods": methods, "seeds": seeds, **config} == done.config
+    configs = configurations(methods, config)
     assert [label(config.algorithm) for config in configs] == LABELS
     assert {(c.settings.clients, c.settings.plan, c.dataset.per_client, c.model.width) for c in configs} == {
         (5, "stacked", 60, 8)
@@ -314,10 +312,10 @@ def test_stacked_seeds_give_what_single_runs_give(singles):
     """Up to rounding: a stack of two runs has other shapes than a single run, so bits are not promised."""
     for (name, seed), stacked in singles.items():
         method, _, settings = name.partition(":")
-        alone = fedloom.run(method, seed=seed, **({"lam": 0.5} if settings else {}), **TASK)
-        assert stacked.config == alone.config
-        assert len(stacked.rounds) == len(alone.rounds) == 2
-        for a, b in zip(stacked.rounds, alone.rounds, strict=True):
+        single = fedloom.run(method, seed=seed, **({"lam": 0.5} if settings else {}), **TASK)
+        assert stacked.config == single.config
+        assert len(stacked.rounds) == len(single.rounds) == 2
+        for a, b in zip(stacked.rounds, single.rounds, strict=True):
             assert a == pytest.approx(b, rel=1e-9, abs=1e-9)
 
 
@@ -343,12 +341,12 @@ def test_methods_are_announced_with_how_many_are_done():
     assert started == [("local", [4, 2], 0, 2), ("fedavg", [4, 2], 1, 2)]
 
 
-def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
+def test_an_interrupted_comparison_is_resumed_where_it_was(tmp_path):
     """Stopped in the first round of the second of three methods: the two runs of the first are kept as they are."""
 
     def interrupt(name, seeds, count, total):
         def on_round(t, rounds, row):
-            if count == 1 and t == 2:  # of two runs together
+            if count == 1 and t == 2:  # the rounds of two stacked runs are counted
                 raise KeyboardInterrupt
 
         return on_round
@@ -422,7 +420,7 @@ def test_there_is_nothing_to_read_where_no_folder_is(tmp_path):
 
 @pytest.mark.parametrize("resume", [False, True], ids=["new", "resume"])
 @pytest.mark.parametrize("name", ["", "a/new/one"], ids=["empty", "not there"])
-def test_a_folder_that_is_empty_or_not_there_will_do(name, resume, tmp_path):
+def test_a_folder_may_be_empty_or_not_exist_yet(name, resume, tmp_path):
     """Also to resume: a script need not know whether it was stopped before it began."""
     compare(["local"], seeds=1, out=tmp_path / name, resume=resume, **QUICK)
     assert (tmp_path / name / "leaderboard.csv").exists()
@@ -456,15 +454,6 @@ def test_a_folder_whose_list_of_methods_and_seeds_is_gone_is_damaged(text, tmp_p
         read_comparison(tmp_path)
 
 
-def command(monkeypatch, capsys, *args):
-    """Exit code, standard output, standard error."""
-    monkeypatch.setattr(sys, "argv", ["fedloom", "compare", *args])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    printed = capsys.readouterr()
-    return stop.value.code, printed.out, printed.err
-
-
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     """A file that asks for a comparison, in the current folder."""
@@ -478,14 +467,16 @@ def file(tmp_path, monkeypatch):
 
 
 def test_a_file_names_methods_and_seeds(file, monkeypatch, capsys):
-    code, _, err = command(monkeypatch, capsys, "--config", str(file), "--out", "mine")
+    code, _, err = run_cli(monkeypatch, capsys, "compare", "--config", str(file), "--out", "mine")
     assert (code, err) == (0, "")
     methods, seeds, _ = read_comparison(file.parent / "mine")
     assert (methods, seeds) == (["local", "fedavg"], [5])
 
 
 def test_methods_and_seeds_of_the_command_line_count_more_than_the_files(file, monkeypatch, capsys):
-    code, _, err = command(monkeypatch, capsys, "ditto", "--seeds", "7,", "--config", str(file), "--out", "mine")
+    code, _, err = run_cli(
+        monkeypatch, capsys, "compare", "ditto", "--seeds", "7,", "--config", str(file), "--out", "mine"
+    )
     assert (code, err) == (0, "")
     methods, seeds, _ = read_comparison(file.parent / "mine")
     assert (methods, seeds) == (["local", "ditto"], [7])
@@ -498,7 +489,7 @@ def test_methods_and_seeds_that_are_none_get_one_sentence(line, words, file, mon
     name = line.partition(":")[0]
     kept = [text for text in file.read_text().splitlines() if not text.startswith(name)]
     file.write_text("\n".join([*kept, line]))
-    code, out, err = command(monkeypatch, capsys, "--config", str(file), "--out", "mine")
+    code, out, err = run_cli(monkeypatch, capsys, "compare", "--config", str(file), "--out", "mine")
     assert (code, out) == (2, "")
     assert words in err
     assert len(err.strip().splitlines()) == 1
@@ -508,7 +499,7 @@ def test_methods_and_seeds_that_are_none_get_one_sentence(line, words, file, mon
 def test_a_comparison_is_resumed_with_nothing_but_its_folder(done, monkeypatch, capsys):
     before = files(done.folder / "runs")
     board = (done.folder / "leaderboard.csv").read_text()
-    code, out, err = command(monkeypatch, capsys, "--resume", str(done.folder))
+    code, out, err = run_cli(monkeypatch, capsys, "compare", "--resume", str(done.folder))
     assert (code, err) == (0, "")
     assert all(method in out for method in ("local", "fedavg", "ditto"))
     assert files(done.folder / "runs") == before
@@ -533,10 +524,10 @@ def test_without_validation_data_the_last_round_counts():
     assert [row["round"] for row in found.rows()] == [2, 2]
 
 
-def test_settings_for_a_method_are_kept_for_the_next_time(tmp_path):
-    """A learning rate of its own is not the method's setting, so its label does not tell it."""
-    request = {**QUICK, "per_method": {"ditto": {"lr": 0.02, "lam": 0.5}}}
-    configs = configurations(["fedavg", "ditto"], request)
+def test_settings_for_one_method_are_kept_in_the_folder(tmp_path):
+    """A learning rate of its own is no setting of the method, so the label does not contain it."""
+    config = {**QUICK, "per_method": {"ditto": {"lr": 0.02, "lam": 0.5}}}
+    configs = configurations(["fedavg", "ditto"], config)
     assert [config.settings.lr for config in configs] == [0.1, 0.02]
     first = carry_out(configs, [0], out=tmp_path / "mine")
     methods, seeds, before = read_comparison(tmp_path / "mine")

@@ -1,11 +1,11 @@
-"""A run from Python: settings, own models, own data, own methods, and what is recorded."""
+"""A run from Python: settings; models, data and methods of the user; and what is recorded."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from helpers import make_federation, model_task
+from helpers import Crash, crash_after, make_federation, model_task
 from sentences import user_error
 from torch import nn
 
@@ -79,12 +79,12 @@ def test_a_setting_that_two_have_must_be_named_in_full():
     assert (config.partition.beta, config.dataset.beta) == (2.0, 1.0)
 
 
-def test_the_data_sets_usual_settings_give_way_to_given_ones():
+def test_given_settings_override_the_defaults_of_the_data_set():
     assert configure("fedavg", "fmnist").settings.lr == 0.005
     assert configure("fedavg", "fmnist", values={"lr": 0.1}).settings.lr == 0.1
 
 
-class Own(nn.Module):
+class CustomNet(nn.Module):
     def __init__(self, outputs=10):
         super().__init__()
         self.trunk = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Dropout(0.1))
@@ -95,20 +95,20 @@ class Own(nn.Module):
 
 
 def test_any_module_with_a_named_head_is_a_model():
-    result = fedloom.run("fedrep", model=Own(), head="classifier", rounds=20, clients=5)
+    result = fedloom.run("fedrep", model=CustomNet(), head="classifier", rounds=20, clients=5)
     assert set(result.store["h"]) == {"classifier.weight", "classifier.bias"}
     assert result.last()["pre_acc_mean"] > 60
 
 
 def test_a_function_that_builds_a_model_gives_every_seed_its_own_start():
-    task = make_task(configure("fedavg", model=Own, head="classifier"))
-    again = make_task(configure("fedavg", model=Own, head="classifier"))
+    task = make_task(configure("fedavg", model=CustomNet, head="classifier"))
+    again = make_task(configure("fedavg", model=CustomNet, head="classifier"))
     assert torch.equal(task.init(0)["classifier.weight"], again.init(0)["classifier.weight"])
     assert not torch.equal(task.init(0)["classifier.weight"], task.init(1)["classifier.weight"])
 
 
 def test_a_module_is_where_everybody_starts():
-    module = Own()
+    module = CustomNet()
     task = make_task(configure("fedavg", model=module, head="classifier"))
     for seed in (0, 1):
         assert torch.equal(task.init(seed)["classifier.weight"], module.classifier.weight)
@@ -116,22 +116,22 @@ def test_a_module_is_where_everybody_starts():
 
 def test_a_model_with_too_few_outputs_is_refused():
     with user_error("7 outputs", "10 classes"):
-        fedloom.run("fedavg", model=Own(7), head="classifier")
+        fedloom.run("fedavg", model=CustomNet(7), head="classifier")
 
 
-def test_own_data_as_a_federation():
+def test_data_may_be_given_as_a_federation():
     data = make_federation((20, 30, 40), dtype=torch.float32)
     result = fedloom.run("fedper", data, model="mlp", rounds=5)
     assert len(result.clients) == 5 * 3
 
 
-def test_an_own_method_is_one_class():
+def test_a_method_of_the_user_is_one_class():
     @dataclass(frozen=True)
     class Half(FedAvg):
-        """FedAvg that goes half the way."""
+        """FedAvg whose server moves to a share of the average."""
 
         name = "test-half"
-        share: float = fedloom.setting(0.5, "of the way", low=0, high=1)
+        share: float = fedloom.setting(0.5, "of the average", low=0, high=1)
 
         def aggregate(self, task, server, up, info, t, key):
             new = super().aggregate(task, server, up, info, t, key)
@@ -162,45 +162,34 @@ def test_precision_is_that_of_all_tensors(dtype):
     assert {v.dtype for v in result.server["w"].values()} == {getattr(torch, dtype)}
 
 
-class Crash(Exception):
-    pass
-
-
-def stop_at(count):
-    def on_round(done, total, row):
-        if done == count:
-            raise Crash
-
-    return on_round
-
-
 SMALL = {
     "clients": 4, "per_client": 40, "width": 8, "rounds": 5, "plan": "stacked-eager", "checkpoint_every": 1,
     "dtype": "float64",
 }  # fmt: skip
 
 
-def test_a_run_that_is_ahead_waits_for_those_it_goes_on_with(tmp_path):
-    """Two seeds die in their second round; one is continued by itself, and dies in its fifth; then both go on."""
+def test_a_run_with_a_newer_checkpoint_waits_for_the_rest_of_its_group(tmp_path):
+    """Two seeds crash in their second round; one is resumed by itself, and crashes in its fifth; then both are resumed
+    as a group."""
     configs = [configure("ditto", "synthetic", model="mlp", values={**SMALL, "seed": seed}) for seed in (1, 2)]
     folders = [tmp_path / "one", tmp_path / "two"]
     with pytest.raises(Crash):
-        execute_group(configs, out=folders, on_round=stop_at(4))
+        execute_group(configs, out=folders, on_round=crash_after(4))
     with pytest.raises(Crash):
-        execute(configs[1], out=folders[1], resume=True, on_round=stop_at(5))
+        execute(configs[1], out=folders[1], resume=True, on_round=crash_after(5))
     assert sorted(p.name for p in folders[1].glob("checkpoints/*"))[0] == "round-00000003.safetensors"
     seen = []
-    found = execute_group(configs, out=folders, resume=True, on_round=lambda *told: seen.append(told[:2]))
+    found = execute_group(configs, out=folders, resume=True, on_round=lambda *progress: seen.append(progress[:2]))
     assert seen == [(1 + 4, 10), (2 + 4, 10), (3 + 4, 10), (4 + 4, 10), (10, 10)]
     for config, folder, result in zip(configs, folders, found, strict=True):
-        alone = execute(config)
+        single = execute(config)
         assert [row["round"] for row in result.rounds] == [1, 2, 3, 4, 5]
-        for mine, whole in zip(result.rounds, alone.rounds, strict=True):
+        for mine, whole in zip(result.rounds, single.rounds, strict=True):
             assert mine == pytest.approx(whole, rel=1e-9, nan_ok=True)
         assert fedloom.load(folder).last() == result.last()
 
 
-def test_runs_are_alike_that_differ_in_seeds_and_plain_numbers():
+def test_runs_that_differ_in_seeds_and_plain_numbers_are_stackable():
     settings = [{}, {"seed": 1}, {"lr": 0.3}, {"lam": 0.7, "momentum": 0.5}, {"clip": 1.0}, {"personal_epochs": 2}]
     settings += [{"batch_size": 5}, {"clip": 2.0}, {"partition_seed": 4}]
     configs = [configure("ditto", values=values) for values in settings]
@@ -210,7 +199,7 @@ def test_runs_are_alike_that_differ_in_seeds_and_plain_numbers():
     assert stackable_groups(configs) == [[0, 1], [2, 3]]
 
 
-def test_runs_whose_state_does_not_fit_memory_together_go_one_after_another(monkeypatch):
+def test_a_group_whose_state_does_not_fit_memory_is_split(monkeypatch):
     configs = [
         configure("local", "synthetic", model="mlp", values={**SMALL, "rounds": 2, "seed": seed}) for seed in range(3)
     ]
@@ -218,8 +207,8 @@ def test_runs_whose_state_does_not_fit_memory_together_go_one_after_another(monk
     state = size_bytes(whole[0].store)
     monkeypatch.setattr("fedloom.studies.execute.available_memory", lambda device: 2 * 2 * state)
     seen = []
-    found = execute_group(configs, on_round=lambda *told: seen.append(told[:2]))
-    assert seen == [(0, 6), (2, 6), (4, 6), (4, 6), (5, 6), (6, 6)]  # two, then the third
+    found = execute_group(configs, on_round=lambda *progress: seen.append(progress[:2]))
+    assert seen == [(0, 6), (2, 6), (4, 6), (4, 6), (5, 6), (6, 6)]  # two runs at once, then the third
     assert [result.plan["runs"] for result in found] == [2, 2, 1]
     for mine, expected in zip(found, whole, strict=True):
         assert mine.last() == pytest.approx(expected.last(), rel=1e-9, nan_ok=True)

@@ -3,18 +3,17 @@
 import csv
 import doctest
 import shlex
-import sys
 
 import numpy as np
 import pytest
 import torch
-from kills import SAME
+from helpers import Crash, run_cli
+from kills import assert_same_files
 from sentences import user_error
 from torch import nn
 
 import fedloom
 import fedloom.studies.sweep
-from fedloom.cli import main as cli
 from fedloom.config.resolve import describe, difference
 from fedloom.core.federation import Federation, Ragged
 from fedloom.runs.directory import RunDirectory
@@ -37,7 +36,7 @@ def folders(found):
     return sorted(path.parent for path in found.folder.glob("runs/*/*/config.yaml"))
 
 
-def test_the_example_is_true():
+def test_the_example_in_the_docstring_is_true():
     found = doctest.testmod(fedloom.studies.sweep)
     assert found.attempted > 0
     assert found.failed == 0
@@ -46,8 +45,8 @@ def test_the_example_is_true():
 def test_every_combination_is_what_separate_runs_are(done):
     assert sorted((row["lr"], row["lam"]) for row in done.table) == [(0.01, 0.1), (0.01, 1), (0.1, 0.1), (0.1, 1)]
     for row in done.table:
-        alone = [fedloom.run("ditto", lr=row["lr"], lam=row["lam"], seed=seed, **TASK) for seed in (0, 1)]
-        best = [result.best_on_validation() for result in alone]
+        singles = [fedloom.run("ditto", lr=row["lr"], lam=row["lam"], seed=seed, **TASK) for seed in (0, 1)]
+        best = [result.best_on_validation() for result in singles]
         for metric in ("val_acc_mean", "acc_mean", "acc_low5", "acc_worst"):
             assert row[metric] == pytest.approx(np.mean([one[f"pre_{metric}"] for one in best]), rel=1e-9)
         assert row["round"] == np.mean([one["round"] for one in best])
@@ -55,13 +54,13 @@ def test_every_combination_is_what_separate_runs_are(done):
     assert ranks == sorted(ranks, reverse=True)
 
 
-def test_all_of_them_are_one_run(done):
+def test_all_runs_of_a_sweep_are_stacked(done):
     plans = [fedloom.load(folder).plan for folder in folders(done)]
     assert len(plans) == 8
     assert all(plan == plans[0] and plan["runs"] == 8 for plan in plans)
 
 
-def test_a_folder_has_the_request_the_runs_and_the_table(done):
+def test_a_folder_has_the_configuration_the_runs_and_the_table(done):
     names = sorted(path.name for path in done.folder.iterdir() if not path.name.startswith("."))
     assert names == ["runs", "sweep.csv", "sweep.md", "sweep.yaml"]
     with (done.folder / "sweep.csv").open(newline="") as file:
@@ -72,9 +71,9 @@ def test_a_folder_has_the_request_the_runs_and_the_table(done):
     assert (grid, seeds) == ({"lr": ["0.01", "0.1"], "lam": ["0.1", "1.0"]}, [0, 1])
 
 
-def test_it_selects_on_validation_data_even_if_test_data_say_otherwise():
-    """Test labels are the opposite of those of training and validation data, and so is what the model starts from: who
-    learns is best on validation data and worst on test data."""
+def test_a_sweep_selects_on_validation_data_even_if_test_data_say_otherwise():
+    """Test labels are the opposite of those of training and validation data, and so is what the model starts from:
+    the learning rate that learns is best on validation data and worst on test data."""
     draw = np.random.default_rng(0)
     y = torch.from_numpy(draw.integers(0, 2, 180))
     x = torch.from_numpy(draw.normal(size=(180, 4)))
@@ -91,15 +90,11 @@ def test_it_selects_on_validation_data_even_if_test_data_say_otherwise():
     assert [row["lr"] for row in found.table] == [0.3, 1e-6]
     assert found.table[0]["acc_mean"] < 10
     assert found.table[1]["acc_mean"] > 90
-    assert found.command is None  # nobody can type these data
+    assert found.command is None  # data in memory cannot be named on a command line
 
 
-class Crash(Exception):
-    pass
-
-
-def test_a_sweep_that_died_goes_on_to_the_same_bytes(done, tmp_path, monkeypatch):
-    """Between the checkpoints of two of its runs: they go on together from the round that all have."""
+def test_a_sweep_that_crashed_is_resumed_to_the_same_bytes(done, tmp_path, monkeypatch):
+    """It crashes between the checkpoints of two of its runs; all resume from the last round that every run has."""
     folder, saved = tmp_path / "mine", []
     save = RunDirectory.save_round
 
@@ -120,8 +115,7 @@ def test_a_sweep_that_died_goes_on_to_the_same_bytes(done, tmp_path, monkeypatch
     assert seen == [(8, 16), (16, 16)]  # rounds of all runs
     assert len(folders(found)) == 8
     for mine, whole in zip(folders(found), folders(done), strict=True):
-        for name in SAME:
-            assert (mine / name).read_bytes() == (whole / name).read_bytes(), name
+        assert_same_files(mine, whole)
         assert (mine / "run.log").read_text().count("Finished.") == 1
 
 
@@ -132,8 +126,8 @@ def test_a_finished_sweep_is_not_trained_again(done):
     assert {path: path.stat().st_mtime_ns for path in (done.folder / "runs").rglob("*")} == before
 
 
-def test_settings_that_are_no_numbers_are_searched_too():
-    """Whole numbers make shapes and loops: such runs are apart, and their learning rates together."""
+def test_settings_that_cannot_be_stacked_are_swept_too():
+    """Numbers of epochs determine loops: runs with the same number are stacked, with their learning rates."""
     groups = []
     grid = {"head_epochs": [1, 2], "lr": [0.1, 0.2]}
     found = sweep("fedrep", grid=grid, on_group=lambda *about: groups.append(about), **{**TASK, "rounds": 1})
@@ -201,35 +195,26 @@ def test_other_folders_are_not_taken_for_a_sweep(done, tmp_path):
         read_sweep(tmp_path / "nowhere")
 
 
-def command(monkeypatch, capsys, *args):
-    """Exit code, standard output, standard error."""
-    monkeypatch.setattr(sys, "argv", ["fedloom", *args])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    printed = capsys.readouterr()
-    return stop.value.code, printed.out, printed.err
-
-
-def test_it_is_resumed_with_nothing_but_its_folder(done, monkeypatch, capsys):
+def test_a_sweep_is_resumed_with_nothing_but_its_folder(done, monkeypatch, capsys):
     table = (done.folder / "sweep.csv").read_text()
-    code, out, err = command(monkeypatch, capsys, "sweep", "--resume", str(done.folder))
+    code, out, err = run_cli(monkeypatch, capsys, "sweep", "--resume", str(done.folder))
     assert (code, err) == (0, "")
     assert "4 combinations of lr, lam" in out
     assert "select nothing" in " ".join(out.split())
     assert (done.folder / "sweep.csv").read_text() == table
 
 
-def test_the_command_it_prints_runs_the_best_one(done, monkeypatch, capsys):
+def test_the_command_that_a_sweep_prints_runs_the_best_combination(done, monkeypatch, capsys):
     """With a folder, from the configuration there; without one, spelled out."""
     asked = [f"--set {key}={value}" for key, value in TASK.items() if key not in ("dataset", "model")]
     asked += ["--dataset synthetic --model mlp --grid lr=0.01,0.1 --set lam=1.0 --no-save"]
-    code, out, err = command(monkeypatch, capsys, "sweep", "ditto", *" ".join(asked).split())
+    code, out, err = run_cli(monkeypatch, capsys, "sweep", "ditto", *" ".join(asked).split())
     assert (code, err) == (0, "")
     spelled_out = out.partition("Run the best one: fedloom ")[2].strip()
     meant, some = [], fedloom.load(folders(done)[0])
     monkeypatch.setattr("fedloom.studies.execute.execute", lambda config, **_: meant.append(describe(config)) or some)
     for line in (spelled_out, done.command.removeprefix("fedloom ")):
-        assert command(monkeypatch, capsys, *shlex.split(line), "--no-save")[0] == 0
+        assert run_cli(monkeypatch, capsys, *shlex.split(line), "--no-save")[0] == 0
     spelled, kept = meant
     assert (kept["lr"], kept["algorithm"]["lam"]) == (done.best()["lr"], done.best()["lam"])
     assert spelled["lr"] in (0.01, 0.1)
@@ -248,7 +233,7 @@ def test_the_command_it_prints_runs_the_best_one(done, monkeypatch, capsys):
 )
 def test_a_mistake_gets_one_sentence(args, words, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    code, out, err = command(monkeypatch, capsys, "sweep", "ditto", *args)
+    code, out, err = run_cli(monkeypatch, capsys, "sweep", "ditto", *args)
     assert (code, out) == (2, "")
     assert words in err
     assert len(err.strip().splitlines()) == 1

@@ -52,8 +52,8 @@ class DapFL(Tuned):
         return {**work, "s": work["seen"][:2], "r": work["seen"][0]}
 
     def phases(self, task):
-        phases = [self.looking(task), self.training(self.decide)]
-        return [*phases, self.looking(task, "test")] if self.compat else phases
+        phases = [self.measuring_phase(task), self.training_phase(self.decide)]
+        return [*phases, self.measuring_phase(task, "test")] if self.compat else phases
 
     def decide(self, task, work, down, info):
         agent, s = work["agent"], quality(work["seen"])  # of w^t

@@ -1,4 +1,5 @@
-"""FedDyn: terms in the local loss that follow what a client has done so far move its minimum to that of all clients.
+"""FedDyn: every client adds a linear and a quadratic term to its loss and updates them in each round in which it
+trains, so that the minima of the clients come to agree with that of all.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. Federated Learning Based on Dynamic Regularization. ICLR 2021.
 """

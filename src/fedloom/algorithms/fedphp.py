@@ -16,7 +16,7 @@ from fedloom.core.algorithm import Phase
 from fedloom.core.settings import setting
 from fedloom.core.tree import tree_map, where
 
-WIDTHS = (10, 15, 20, 50)  # of the kernels
+WIDTHS = (10, 15, 20, 50)  # variances of the Gaussian kernels of the MMD
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ class FedRECON(Algorithm):
         return work["w"]
 
     def score_server(self, task, server, stats, key):
-        """Of heads that parts of D_CS, taken for clients, rebuild on their support, on all of their other samples."""
+        """Scores on D_CS: it is divided among pseudo-clients; each rebuilds a head from its support samples and is
+        scored on its other samples."""
         w = task.slot({**server["phi"], **self.constants(task, key)["h"]})
         w = w._replace(buffers=stats.get("w", w.buffers))
         share = TRAIN * self.support

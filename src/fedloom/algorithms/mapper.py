@@ -41,12 +41,12 @@ class Mapper(FedAvg):
 
     def phases(self, task):
         return [
-            Phase(self.personal_step, task.epochs, enter=self.spread),
+            Phase(self.personal_step, task.epochs, enter=self.start_candidates),
             measuring(task, self.measure),
             Phase(self.global_step, task.epochs, enter=self.keep_best),
         ]
 
-    def spread(self, task, work, down, info):
+    def start_candidates(self, task, work, down, info):
         """For every candidate a theta of its own, with running statistics that are not kept."""
         lam = torch.cat([torch.full((1,), lam, dtype=task.dtype, device=info.n.device) for lam in self.lambdas])
         theta = task.slot(work["theta"])._replace(buffers=work["w"].buffers)

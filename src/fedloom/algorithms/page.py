@@ -3,7 +3,8 @@ alpha_i, the server's the weights p_i of the average.
 
 Chen, Wang, Hu, Yan, Zhou, Lin. PAGE: Equilibrate Personalization and Generalization in Federated Learning. WWW 2024.
 The server's default reward is that of the authors' code, 1 / F_CS(W(t+1)), not the paper's 1 / sum_i p_i f_i
-(`server_reward=weighted_local`). D_CS is signal and test set at once, unless `dcs_holdout` divides it.
+(`server_reward=weighted_local`). D_CS is signal and test set at once, unless `dcs_holdout` divides it. Step numbers
+are those of docs/methods/page.md, equation numbers those of the paper.
 """
 
 from dataclasses import dataclass
@@ -79,8 +80,9 @@ class PAGE(Tuned):
         return {**payoff, "agent": self.client_agent(task).init(fold(key_i, stream("ddpg")), task.dtype)}
 
     def phases(self, task):
-        look = self.looking(task, self.client_signal)
-        return [look, self.training(self.decide), look] if self.client_agents else [self.training(None), look]
+        look = self.measuring_phase(task, self.client_signal)
+        train = self.training_phase(self.decide if self.client_agents else None)
+        return [look, train, look] if self.client_agents else [train, look]
 
     def decide(self, task, work, down, info):
         s = work["seen"][:1] / work["seen"][2].clamp(min=1)  # step 2: accuracy of W(t)

@@ -72,7 +72,7 @@ def _presets(name: str | None) -> list[dict[str, Any]]:
         settings = {key: {"default": value, "about": _meaning(key, values)} for key, value in values.items()}
         for method, changes in config.get("per_method", {}).items():
             text = ", ".join(f"{key}={value}" for key, value in changes.items())
-            settings[method] = {"default": text, "about": "where this method runs"}
+            settings[method] = {"default": text, "about": "settings for this method only"}
         rows.append({"name": preset_name, "about": config.get("about", ""), "settings": settings})
     return rows
 

@@ -73,7 +73,7 @@ def show_(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
 ) -> None:
-    """Show who would have which data, without training."""
+    """Show how a data set would be divided among clients, without training."""
     log(False)
     from fedloom.config.resolve import combine, resolve
     from fedloom.report import partition

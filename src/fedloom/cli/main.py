@@ -24,11 +24,11 @@ UsageError: Any = typer.BadParameter.__base__  # typer exports its subclasses on
 
 PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
 ConfigDict = dict[str, Any]
-Out = Annotated[Path | None, typer.Option("--out", help="folder for all that is kept [runs/NAME-N]", **PLAIN)]
-NoSave = Annotated[bool, typer.Option("--no-save", help="leave nothing on disk")]
-Resume = Annotated[Path | None, typer.Option("--resume", help="folder of what was stopped; it goes on", **PLAIN)]
+Out = Annotated[Path | None, typer.Option("--out", help="folder for the results [runs/NAME-N]", **PLAIN)]
+NoSave = Annotated[bool, typer.Option("--no-save", help="write no files")]
+Resume = Annotated[Path | None, typer.Option("--resume", help="continue what was started in this folder", **PLAIN)]
 Method = Annotated[str | None, typer.Argument(help="method, see 'fedloom list algorithms' [ditto]", show_default=False)]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="say what the engine decides")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="log the execution plan and the kernels used")]
 
 
 @app.command()

@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise UserError(f"'{key}' stands twice")
+                raise UserError(f"'{key}' occurs twice")
         return super().construct_mapping(node, deep)
 
 
@@ -46,7 +46,7 @@ def parse_config(text: str, source: str) -> ConfigDict:
     try:
         found = yaml.load(text, _Loader)
     except UserError as error:
-        raise UserError(f"{source} is not clear: {error}.") from None
+        raise UserError(f"{source} is not valid: {error}.") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""

@@ -19,10 +19,14 @@ class Settings:
     clip: float | None = setting(None, "gradient norm is clipped to this", above=0)
     batch_size: int = setting(10, "B, samples in a batch", low=1)
     local_epochs: int = setting(1, "E, passes over a client's data in a round", low=1)
-    seed: int = setting(0, "of initial model, client sampling, batches", low=0)
-    partition_seed: int = setting(1, "of the partition; the same for all seeds by default", low=0)
+    seed: int = setting(0, "random seed of initial model, client sampling, batches", low=0)
+    partition_seed: int = setting(1, "random seed of the partition, independent of seed", low=0)
     split: tuple[float, float, float] = setting((0.7, 0.1, 0.2), "train/validation/test shares of a client's data")
-    pool: Literal["merged", "train", "separate"] = setting("merged", "what is divided among clients")
+    pool: Literal["merged", "train", "separate"] = setting(
+        "merged",
+        "divided among clients: merged, all samples; train, the official training set (the official test set goes to "
+        "the server); separate, both, each by itself",
+    )
     subset: int | None = setting(None, "keep so many clients of the partition, drawn at random", low=1)
     server_share: float = setting(0.0, "share of the samples that goes to the server (D_CS)", low=0, high=0.9)
     eval_every: int = setting(1, "rounds between evaluations", low=1)
@@ -30,13 +34,17 @@ class Settings:
     holdout_clients: float = setting(0.0, "share (or number, from 1 on) of the clients kept out of training", low=0)
     join_rounds: int = setting(1, "rounds in which a held-out client takes part to be counted as joined", low=1)
     dtype: Literal["float32", "float64", "tf32", "bf16"] = setting(
-        "float32", "precision; tf32 and bf16 round inside products, of float32, to be faster on a GPU"
+        "float32", "precision; tf32 and bf16: parameters in float32, products in lower precision, faster on a GPU"
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     deterministic: bool = setting(False, "on a GPU, use only algorithms that give the same bits every time")
-    engine: Literal["vectorized", "reference"] = setting("vectorized", "who runs the clients")
+    engine: Literal["vectorized", "reference"] = setting(
+        "vectorized", "vectorized: as plan says; reference: one client after another, untraced, to check others against"
+    )
     plan: Literal["auto", "stacked", "stacked-eager", "per-client"] = setting(
-        "auto", "how the vectorized engine does it (eager: without traces and graphs)"
+        "auto", "auto (fastest by timing), stacked, stacked-eager (without traced graphs) or per-client"
     )
     store: Literal["auto", "memory", "disk"] = setting("auto", "where the clients' private state is kept")
-    checkpoint_every: int | None = setting(None, "rounds between checkpoints [by time: 5 % of it at most]", low=1)
+    checkpoint_every: int | None = setting(
+        None, "rounds between checkpoints; none: by time, at most 5 % of the run", low=1
+    )

@@ -118,7 +118,14 @@ class Phase:
 @dataclass(frozen=True)
 class Algorithm:
     """Base class of all methods. Subclasses set the class variables, add fields for hyper-parameters, define
-    functions."""
+    functions.
+
+    Arguments that recur: `task`, model, data and local settings; `server`, the server's state; `down`, constants and
+    what the client received (shared part and its own part); `state`, the client's private state; `work`, its working
+    state within a round; `up`, uploads, stacked at the server; `info`, see `Info`; `t`, the round from 0; `key`, the
+    run's random key. PM_post, PM_pre and GM are the models that are evaluated: personal after training, personal before
+    the next training, global. See docs/contract.md.
+    """
 
     name: ClassVar[str] = ""  # the paper's name of the method, in lower case
     source: ClassVar[str] = ""  # authors and venue

@@ -24,7 +24,8 @@ def channels_last(x: Tensor) -> Tensor:
     x = x.movedim(-3, -1).contiguous().movedim(-1, -3)
     if x.shape[-3] > 1:
         return x
-    return x.as_strided(x.shape, (*x.stride()[:-3], 1, *x.stride()[-2:]))  # torch tells one channel by its stride
+    # with one channel, torch recognises channels-last only by a channel stride of 1
+    return x.as_strided(x.shape, (*x.stride()[:-3], 1, *x.stride()[-2:]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,8 @@ class Ragged:
     def joined(self, ids: np.ndarray) -> Tensor:
         """The lists of the given clients, concatenated."""
         sizes = self.sizes[ids]
-        first = self.starts[:-1][ids] - (np.cumsum(sizes) - sizes)  # of a list, less its place among all
+        # start of each list in `flat`, minus its start in the result
+        first = self.starts[:-1][ids] - (np.cumsum(sizes) - sizes)
         return self.flat[to_device(self.flat.device, np.repeat(first, sizes) + np.arange(sizes.sum()))]
 
     def lists(self) -> list[np.ndarray]:
@@ -86,9 +88,9 @@ class Federation:
     """
 
     x: Tensor  # all samples
-    y: Tensor
-    classes: int
-    splits: dict[str, Ragged]
+    y: Tensor  # class of every sample, or of every position of a sequence (-1: padding)
+    classes: int  # number of classes
+    splits: dict[str, Ragged]  # train, val, test -> rows of x by client
     server: Tensor | None = None  # indices of D_CS, the server's own data
     mean: tuple[float, ...] = (0.0,)  # per channel of images: x is used as (x / 255 - mean) / std
     std: tuple[float, ...] = (1.0,)

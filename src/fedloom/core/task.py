@@ -20,8 +20,8 @@ Maybe = Tensor | None
 
 
 class Network(Protocol):
-    """A model as pure functions of its parameters, split into body and head; `fedloom.nn.Network` is the one there
-    is."""
+    """A model as pure functions of its parameters, split into body and head; implemented by
+    `fedloom.nn.network.Network`."""
 
     body: tuple[str, ...]  # names of the body's parameters
     head: tuple[str, ...]  # names of the head's parameters
@@ -52,14 +52,14 @@ class Task:
 
     data: Federation
     network: Network
-    lr: Number = 0.01  # eta
+    lr: Number = 0.01  # eta, local learning rate
     momentum: Number = 0.0
     weight_decay: Number = 0.0
     clip: Number | None = None  # gradient norm, before weight decay
-    batch_size: int = 10  # B
-    epochs: int = 1  # E
-    rounds: int = 1  # T
-    participation: float = 1.0  # rho
+    batch_size: int = 10  # B, samples in a batch
+    epochs: int = 1  # E, local epochs per round
+    rounds: int = 1  # T, rounds of the run
+    participation: float = 1.0  # rho, share of the clients in a round, or their number if above 1
 
     @property
     def classes(self) -> int:
@@ -130,7 +130,8 @@ class Task:
     def grad(
         self, slot: Slot, batch: Batch, only: Iterable[str] | None = None, loss: Loss | None = None
     ) -> tuple[Params, Slot]:
-        """Gradient of the batch loss (of the parameters in `only`), and the slot with its statistics advanced."""
+        """The gradient of the batch loss, and the slot with its running statistics advanced. `only` names the
+        parameters to differentiate by (default: all); `loss(output, batch)` replaces the mean cross-entropy."""
         at = slot.params if only is None else {name: slot.params[name] for name in only}
 
         def f(params: Params) -> tuple[Tensor, Params]:
@@ -141,7 +142,8 @@ class Task:
         return gradient, slot._replace(buffers=buffers)
 
     def sgd(self, slot: Slot, gradient: Params, lr: Number | None = None) -> Slot:
-        """One step on the parameters named in the gradient: g + wd*w; v = mom*v + g; w = w - eta*v."""
+        """One SGD step on the parameters named in the gradient: clip to norm `clip`, if set; g = g + wd*w;
+        v = mom*v + g; w = w - eta*v. `lr` replaces the task's eta."""
         eta = self.lr if lr is None else lr
         if self.clip is not None:
             gradient = clip_norm(gradient, self.clip)

@@ -65,14 +65,14 @@ def norm(a: Tree) -> Tensor:
 
 
 def mean(stacked: Tree, weights: Tensor) -> Tree:
-    """`wavg`: mean over the leading (client) axis with weights proportional to `weights`."""
+    """Weighted mean over the leading (client) axis; weights need not add up to 1."""
     share = weights.double() / weights.double().sum()
     shares = {dtype: share.to(dtype) for dtype in {x.dtype for x in leaves(stacked)}}
     return tree_map(lambda x: torch.tensordot(shares[x.dtype], x, dims=1), stacked)
 
 
 def uniform_mean(stacked: Tree) -> Tree:
-    """`uavg`: plain mean over the leading (client) axis."""
+    """Unweighted mean over the leading (client) axis."""
     return tree_map(lambda x: x.mean(0), stacked)
 
 

@@ -49,9 +49,9 @@ class Source:
 class Dataset(ABC):
     """A data set. Subclasses set the class variables, have their options as fields, and load the samples."""
 
-    name: ClassVar[str]
-    about: ClassVar[str]
-    size: ClassVar[str]
+    name: ClassVar[str]  # what users write
+    about: ClassVar[str]  # one line for `fedloom list datasets`
+    size: ClassVar[str]  # numbers of samples and classes, in words
     model: ClassVar[str]  # default model
     partition: ClassVar[str] = "dirichlet_class"  # default partition
     aliases: ClassVar[tuple[str, ...]] = ()  # other names that its folder may have

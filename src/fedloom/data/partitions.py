@@ -67,11 +67,11 @@ class Natural(Partition):
     """The clients of the data set itself (`RawDataset.natural`), such as writers or users."""
 
     name = "natural"
-    about = "the data set itself says whose a sample is"
+    about = "the data set's own clients (writers, users, ...)"
 
     def assign(self, labels: np.ndarray, classes: int, clients: int, draw: np.random.Generator) -> Lists:
         """Raise a UserError: this is called for data sets without natural clients only."""
-        raise UserError("This data set does not say whose a sample is; choose a partition such as dirichlet_class.")
+        raise UserError("This data set has no clients of its own; choose a partition such as dirichlet_class.")
 
 
 @dataclass(frozen=True)

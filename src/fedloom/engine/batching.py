@@ -30,7 +30,8 @@ def call_directly(name: Hashable, f: Callable[..., Any], *args: Any) -> Any:
 
 
 class Window(NamedTuple):
-    """Padded batches of some steps (first axis) for some clients (second axis), as row indices into all samples."""
+    """Padded batches of some steps (first axis) for some clients (second axis). Columns as in `Batch`, with row indices
+    into all samples in place of x and y."""
 
     rows: Tensor
     mask: Tensor

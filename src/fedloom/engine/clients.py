@@ -116,10 +116,10 @@ class LocalClients:
         """Carry out a request."""
         cohort = self.cohort(request)
         if request.job == "train":
-            return self.trained(request, cohort, executor.train(cohort, request.splits), executor)
+            return self.training_replies(request, cohort, executor.train(cohort, request.splits), executor)
         scores = self.score_global(request, cohort, executor)
         personal = executor.score_personal(cohort, request.splits) if request.splits else None
-        return self.evaluated(scores, personal)
+        return self.evaluation_replies(scores, personal)
 
     # Stacked runs carry out the three steps below for all runs at once, with merged cohorts in the middle.
 
@@ -146,7 +146,9 @@ class LocalClients:
             next_ids=request.next_ids,
         )
 
-    def trained(self, request: ClientRequest, cohort: Cohort, outcome: Outcome, executor: Executor) -> ClientReplies:
+    def training_replies(
+        self, request: ClientRequest, cohort: Cohort, outcome: Outcome, executor: Executor
+    ) -> ClientReplies:
         """Keep what stays with the clients, and return what they send."""
         rows = {"own": outcome.client_state, "stats": outcome.stats}
         if request.join_round is None:
@@ -168,7 +170,7 @@ class LocalClients:
             return {}
         return {"global": _double(executor.score_global(request.global_params, cohort, request.global_splits))}
 
-    def evaluated(self, scores: dict[str, Scores], personal: Scores | None) -> ClientReplies:
+    def evaluation_replies(self, scores: dict[str, Scores], personal: Scores | None) -> ClientReplies:
         """The replies to an evaluation request; without personal scores, PM_pre is the global model."""
         return ClientReplies(scores={**scores, "pre": scores["global"] if personal is None else _double(personal)})
 

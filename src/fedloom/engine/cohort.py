@@ -77,9 +77,14 @@ class Executor(Protocol):
     def call(self) -> Callable[..., Any]:
         """call(name, f, *args) is f(*args), replayed from a traced graph where that pays."""
 
-    def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome: ...
-    def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores: ...
-    def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores: ...
+    def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
+        """Train the cohort for one round; scores PM_post on `splits`."""
+
+    def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+        """Scores of PM_pre on `splits`; nothing is kept."""
+
+    def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+        """Scores of one global model on the samples of every client of the cohort."""
 
 
 def make_info(task: Task, seed: int, ids: np.ndarray, t: int, first: np.ndarray) -> Info:

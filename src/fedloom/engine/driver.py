@@ -171,7 +171,8 @@ class Driver:
         for i in diverged.tolist():
             if i not in self.diverged:  # one message per client is enough
                 log.warning(
-                    "Client %d diverged in round %d%s: its upload is left out while it has values that are no numbers.",
+                    "Client %d diverged in round %d%s: its upload has NaN or infinite values and is left out until it "
+                    "is finite again.",
                     i, t + 1, self.label,
                 )  # fmt: skip
             self.diverged.add(i)

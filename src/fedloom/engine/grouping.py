@@ -15,8 +15,11 @@ log = logging.getLogger("fedloom")
 
 
 def groups(runs: Sequence[Simulation], plan: str = "auto") -> list[list[int]]:
-    """Positions of runs in as few groups as can be stacked. A number on which a method branches in Python, or of which
-    it makes shapes, has one value in a group; a dry run shows which numbers these are."""
+    """Divide runs into as few groups as can be stacked; returns their positions.
+
+    If a method branches in Python on a numeric setting or derives tensor shapes from it, runs with different values go
+    to different groups; a dry run finds such settings.
+    """
     names = differing_settings(runs)
     everyone = list(range(len(runs)))
     if not names or plan == "per-client":
@@ -32,7 +35,8 @@ def groups(runs: Sequence[Simulation], plan: str = "auto") -> list[list[int]]:
         return [everyone]
     bad = [name for name in names if _obstacle(runs, [name]) is not None] or names
     log.warning(
-        "Runs that differ in %s go one after another: %s decides by it, or makes shapes of it.",
+        "Runs that differ in %s cannot be stacked and run one after another: %s branches on such a setting or derives "
+        "tensor shapes from it.",
         " or ".join(name.name for name in bad), runs[0].alg.name,
     )  # fmt: skip
     log.debug("%s", why)

@@ -22,14 +22,16 @@ class Plan:
     scoring: Mode = "stacked"  # how the models of stacked clients are evaluated
     chunk: int = 1  # clients that are stacked at most
     rows: int = 0  # samples that stacked models score at once; 0 for the default
-    shrink: float = 0.6  # ratio of two successive prefix sizes, where each size needs its own trace or graph
+    # A step runs for the first clients, those that still have batches. Unless it is eager, their number is rounded up
+    # to sizes that shrink by this ratio, because each size needs its own graph.
+    shrink: float = 0.6
     workers: int = 0  # threads that train clients in parallel; 0: one client at a time has all threads
     compiled: bool = False  # captured steps come from torch's compiler
     convolutions: dict[str, str] | None = None  # algorithm of each stacked convolution; None for torch's own
     device: str = ""  # type of the device it was made for
     threads: int = 0  # intra-op threads on the CPU
     runs: int = 1  # number of runs that are stacked together
-    reason: str = ""
+    reason: str = ""  # why this plan was chosen, for the log and plan.json
 
     def prefix(self, active: int) -> int:
         """Rows a step is computed for when `active` clients still have batches: exactly these, or the next larger of a

@@ -36,8 +36,8 @@ class RunGroup:
             executor = make_executor(alg, first.task, plan, first.population)
         else:
             cohort = self._merged(dict(enumerate(run.first_cohort() for run in runs)))
-            evaluated = sum(len(run.driver.eval_client_ids) for run in runs)
-            executor = choose_executor(alg, first.task, first.population, cohort, evaluated, plan, len(runs))
+            eval_clients = sum(len(run.driver.eval_client_ids) for run in runs)
+            executor = choose_executor(alg, first.task, first.population, cohort, eval_clients, plan, len(runs))
         stacked = executor.plan.mode == "stacked"
         self.stacked = stacked and len(runs) > 1
         self.executors: list[Executor] = [
@@ -53,13 +53,13 @@ class RunGroup:
     def advance(
         self, evaluate: bool = True, some: Sequence[int] | None = None, cohort: np.ndarray | None = None
     ) -> list[Round]:
-        """One round of all runs, or of some that have done equally many rounds; of the clients that each run samples,
-        or of a given cohort."""
+        """Train one round. `evaluate`: score all models afterwards; `some`: positions of the runs to advance, which
+        must be at the same round (default: all); `cohort`: client ids to train instead of the sampled ones."""
         which = range(len(self.runs)) if some is None else some
         drivers = [self.runs[number].driver for number in which]
         share = 1 / len(drivers)  # seconds are divided evenly among the runs
         start = time.perf_counter()
-        trained = self._lockstep(which, [driver.train_round(evaluate, cohort) for driver in drivers])
+        trained = self._run_generators(which, [driver.train_round(evaluate, cohort) for driver in drivers])
         middle = time.perf_counter()
         found = self.evaluate(which) if evaluate else [Evaluation()] * len(drivers)
         end = time.perf_counter()
@@ -80,9 +80,9 @@ class RunGroup:
         """Scores of everybody's models at the start of the next round."""
         which = range(len(self.runs)) if some is None else some
         size, count = self.runs[0].clients.bytes_per_client, len(self.runs)
-        return self._lockstep(which, [self.runs[number].driver.evaluation(size, count) for number in which])
+        return self._run_generators(which, [self.runs[number].driver.evaluation(size, count) for number in which])
 
-    def _lockstep(self, which: Sequence[int], steps: Sequence[Steps[T]]) -> list[T]:
+    def _run_generators(self, which: Sequence[int], steps: Sequence[Steps[T]]) -> list[T]:
         """What the generators of the runs return; requests of equal kind are carried out together."""
         results: dict[int, T] = {}
         replies: dict[int, Any] = dict.fromkeys(which)
@@ -107,16 +107,16 @@ class RunGroup:
         cohorts = {number: clients[number].cohort(request) for number, request in requests.items()}
         request, executor = next(iter(requests.values())), self.executors[0]
         if request.job == "train":
-            trained = self._together(cohorts, lambda cohort: executor.train(cohort, request.splits))
-            return {n: clients[n].trained(requests[n], cohorts[n], trained[n], executor) for n in requests}
+            trained = self._on_merged_cohort(cohorts, lambda cohort: executor.train(cohort, request.splits))
+            return {n: clients[n].training_replies(requests[n], cohorts[n], trained[n], executor) for n in requests}
         # the global model is scored in one pass over a run's samples, which stacking would not make faster
         shared = {n: clients[n].score_global(requests[n], cohorts[n], executor) for n in requests}
         scored = dict.fromkeys(requests)
         if request.splits:
-            scored = self._together(cohorts, lambda cohort: executor.score_personal(cohort, request.splits))
-        return {n: clients[n].evaluated(shared[n], scored[n]) for n in requests}
+            scored = self._on_merged_cohort(cohorts, lambda cohort: executor.score_personal(cohort, request.splits))
+        return {n: clients[n].evaluation_replies(shared[n], scored[n]) for n in requests}
 
-    def _together(self, cohorts: dict[int, Cohort], function: Callable[[Cohort], Tree]) -> dict[int, Any]:
+    def _on_merged_cohort(self, cohorts: dict[int, Cohort], function: Callable[[Cohort], Tree]) -> dict[int, Any]:
         """The function's result for the merged cohorts, divided by run."""
         done = function(self._merged(cohorts))
         ends = np.cumsum([0, *map(len, cohorts.values())]).tolist()

@@ -18,7 +18,7 @@ VALUES = "fedloom.values"  # key of a client's values of these settings, in its 
 
 
 class Name(NamedTuple):
-    """A setting in which runs differ."""
+    """The name of a numeric setting and what it belongs to."""
 
     owner: str  # task or algorithm
     name: str

@@ -12,7 +12,12 @@ def accuracies(scores: np.ndarray) -> np.ndarray:
 
 
 def summarize(scores: np.ndarray) -> dict[str, float]:
-    """Metrics over clients, by name, of one model on one split. Clients without samples in the split do not count."""
+    """Metrics over clients, by name, of one model on one split. Clients without samples in the split do not count.
+
+    acc_mean: mean over clients; acc_weighted: over all samples; acc_low5, acc_top5: mean of the worst and best 5 % of
+    clients, at least one; acc_worst: the worst client; client_acc_std: standard deviation over clients;
+    client_acc_cv_x1e-2: that in percent of acc_weighted; loss: mean over all samples.
+    """
     scored = scores[scores[:, 2] > 0]
     if not len(scored):
         return {}

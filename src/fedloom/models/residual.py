@@ -4,7 +4,7 @@ PyTorch's defaults."""
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -15,7 +15,13 @@ from fedloom.models.zoo import Model, Shape
 Norm = Callable[[int], nn.Module]
 Layers = list[nn.Module]
 GROUPS = 2  # as in PAGE's code
-_group_norm: Norm = partial(nn.GroupNorm, GROUPS)
+
+
+def _group_norm(channels: int) -> nn.Module:
+    """GroupNorm of two groups."""
+    if channels % GROUPS:
+        raise UserError(f"width must be an even number for normalisation in two groups, not {channels}.")
+    return nn.GroupNorm(GROUPS, channels)
 
 
 class _Block(nn.Module):
@@ -89,13 +95,6 @@ def _init_as_torchvision(model: nn.Module) -> nn.Module:
     return model
 
 
-def _even_width(width: int) -> int:
-    """The width, if GroupNorm can divide it into its groups."""
-    if width % GROUPS:
-        raise UserError(f"width must be an even number for normalisation in two groups, not {width}.")
-    return width
-
-
 WIDTH = "channels of the first stage; each of the others has twice as many as the one before"
 
 
@@ -110,27 +109,24 @@ class ResNet18Bn(Model):
 
     width: int = setting(64, WIDTH, low=1)
 
+    @staticmethod
+    def norm(channels: int) -> nn.Module:
+        """A normalisation layer."""
+        return nn.BatchNorm2d(channels)
+
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
         """The network for images of this shape."""
         channels, _, _ = self.image(shape, vocab, 1)
-        return _init_as_torchvision(_resnet18(channels, self.width, nn.BatchNorm2d, classes))
+        return _init_as_torchvision(_resnet18(channels, self.width, self.norm, classes))
 
 
-@dataclass(frozen=True)
-class ResNet18Gn(Model):
+class ResNet18Gn(ResNet18Bn):
     """torchvision's ResNet-18 with GroupNorm, which needs no running statistics."""
 
     name = "resnet18_gn"
     about = "resnet18_bn with GroupNorm of two groups in place of BatchNorm"
-    takes = "images"
     source = "PAGE"
-
-    width: int = setting(64, WIDTH, low=2)
-
-    def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
-        """The network for images of this shape."""
-        channels, _, _ = self.image(shape, vocab, 1)
-        return _init_as_torchvision(_resnet18(channels, _even_width(self.width), _group_norm, classes))
+    norm = staticmethod(_group_norm)
 
 
 def _resnet18(channels: int, width: int, norm: Norm, classes: int) -> nn.Module:
@@ -146,34 +142,25 @@ class ResNet18GnC(Model):
     about = "ResNet-18 for small images: 3x3 convolution first and no max-pooling, GroupNorm of two groups"
     takes = "images"
     source = "PLGU"
+    depths: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)  # blocks per stage
+    deep: ClassVar[bool] = False  # bottleneck blocks, and max-pooling after the first convolution
 
     width: int = setting(64, WIDTH, low=2)
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
         """The network for images of this shape."""
         channels, _, _ = self.image(shape, vocab, 1)
-        width = _even_width(self.width)
-        stem = [_conv(channels, width, 3), _group_norm(width), nn.ReLU()]
-        return _resnet(stem, (2, 2, 2, 2), width, _group_norm, classes)
+        stem = [_conv(channels, self.width, 3), _group_norm(self.width), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
+        return _resnet(stem if self.deep else stem[:-1], self.depths, self.width, _group_norm, classes, self.deep)
 
 
-@dataclass(frozen=True)
-class ResNet50GnT(Model):
+class ResNet50GnT(ResNet18GnC):
     """PLGU's ResNet-50 for Tiny-ImageNet."""
 
     name = "resnet50_gn_t"
     about = "ResNet-50: 3x3 convolution and max-pooling first, GroupNorm of two groups"
-    takes = "images"
-    source = "PLGU"
-
-    width: int = setting(64, WIDTH, low=2)
-
-    def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:
-        """The network for images of this shape."""
-        channels, _, _ = self.image(shape, vocab, 1)
-        width = _even_width(self.width)
-        stem = [_conv(channels, width, 3), _group_norm(width), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
-        return _resnet(stem, (3, 4, 6, 3), width, _group_norm, classes, deep=True)
+    depths = (3, 4, 6, 3)
+    deep = True
 
 
 class _WideBlock(nn.Module):

@@ -33,9 +33,9 @@ UNSEEN = {  # the same for clients that were held out
     "joined_gap": ("gap", False),
 }
 UNSEEN_CAPTION = (
-    "Clients that were held out, in the same rounds: test accuracy in percent on arrival, with what the method gives a "
-    "client that never trained, and joined, after it has trained as the method does. The gaps are to participating "
-    "clients, before and after their local training."
+    "Held-out clients, in the same rounds, test accuracy in percent: 'on arrival' with the model that the method gives "
+    "a client that never trained, 'joined' after the client has trained as the method prescribes. Gaps are to "
+    "participating clients, before and after their local training."
 )
 FLAT = 0.3  # percentage points: a run whose trend is larger was too short
 

@@ -6,7 +6,9 @@ partition.parquet   who owns which samples: one row per client, and the server's
 names.json          names of clients and classes, where the data have them
 rounds.parquet      metrics per evaluated round
 clients.parquet     accuracy per client and evaluated round
-timings.parquet     seconds per round; nothing else in the directory depends on the clock but environment and log
+reports.parquet     numbers that the method reports, per round and client of its cohort; the server is client -1
+timings.parquet     seconds per round; besides it only plan.json (timings behind the choice), environment.json, run.log
+                    and what checkpoints/ and store/ hold depend on the clock
 checkpoints/        the two newest states
 store/              private state of clients, where it is kept on disk
 final/              server.safetensors, clients.safetensors (one row per client)

@@ -24,12 +24,19 @@ SERVER = -1
 
 
 def deviations(folder: str | Path, size: float = 0.1, tries: int = 8) -> pa.Table:
-    """Play one more round after a finished run of PAGE, as the agents would and with actions shifted by `size`.
+    """Play one more round after a finished run of PAGE, as the agents would and with shifted actions.
 
-    Actions are in [-1, 1]; those of the clients are shifted in each direction, those of the server in `tries` random
-    ones. A client's reward does not depend on the actions of others in the same round, so one repetition serves all
-    clients. Returns one row per player (the server is client -1) and deviation: the reward without and with it, and the
-    gain.
+    Actions of clients are shifted in each direction, those of the server in random ones. A client's reward does not
+    depend on the actions of others in the same round, so one repetition serves all clients.
+
+    Args:
+        folder: directory of a finished run of PAGE.
+        size: how far an action in [-1, 1] is shifted; it is clipped to this range.
+        tries: random directions in which the server's action is shifted.
+
+    Returns:
+        A table with a row per player and deviation, and the columns client (-1: server), deviation, reward (without
+        it), deviating (reward with it) and gain.
     """
     run, plan = _resume(Path(folder))
     return play(run, plan, size, tries)

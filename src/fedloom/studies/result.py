@@ -82,7 +82,8 @@ class Result:
         )
 
     def convergence_round(self, view: str = "pre") -> int:
-        """The evaluated round in which accuracy stopped rising."""
+        """The first evaluated round whose accuracy, averaged over the ten evaluated rounds up to it, is within 0.1
+        points of the best such average."""
         return self.rounds[convergence_round([row[f"{view}_acc_mean"] for row in self.rounds]) - 1]["round"]
 
     def views(self) -> list[str]:

@@ -200,8 +200,8 @@ def carry_out(
 
 
 def _check_validation(config: Config, data: Federation) -> None:
-    evaluated = eval_client_ids(config.settings, data)
-    if not data.splits["val"].sizes[: data.clients][slice(None) if evaluated is None else evaluated].sum():
+    eval_ids = eval_client_ids(config.settings, data)
+    if not data.splits["val"].sizes[: data.clients][slice(None) if eval_ids is None else eval_ids].sum():
         raise UserError(
             "A sweep selects on validation data, but no client that is evaluated has any; set split=0.7/0.1/0.2."
         )

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import method, model_task, play, token_task
+from helpers import method, model_task, run_and_evaluate, token_task
 
 from fedloom.core.algorithm import Batch, Output
 from fedloom.engine.plan import Plan
@@ -53,9 +53,9 @@ def test_stacked_steps_with_the_operators_equal_those_of_single_clients(alg, rep
     monkeypatch.setattr(cross_entropy, "has_cuda_kernels", lambda x: True)
     monkeypatch.setattr(cross_entropy, "_use_kernel", lambda *_: calls.append(1) or True)
     for task in (token_task(), model_task("mlp", (6,))):
-        expected, _ = play(method(alg), task, Plan("per-client"), rounds=1)
+        expected, _ = run_and_evaluate(method(alg), task, Plan("per-client"), rounds=1)
         assert not calls  # one client at a time keeps the plain operations
-        found, _ = play(method(alg), task, Plan("stacked", replay, chunk=3), rounds=1)
+        found, _ = run_and_evaluate(method(alg), task, Plan("stacked", replay, chunk=3), rounds=1)
         assert calls
         calls.clear()
         torch.testing.assert_close(found.server["w"], expected.server["w"], rtol=1e-9, atol=1e-12)

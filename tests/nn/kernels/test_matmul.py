@@ -61,11 +61,11 @@ def test_the_kernel_gives_what_torch_gives_for_factors_in_any_layout(
     steps = -(-k // tiles[2])
     monkeypatch.setattr(kernels, "depth_per_program", lambda *_: -(-steps // parts) * tiles[2])
     a, b = torch.randn(2, m, k, device=device), torch.randn(2, k, o, device=device)
-    wide = torch.zeros(2, m, 2 * k, device=device)
-    wide[:, :, ::2] = a
+    strided = torch.zeros(2, m, 2 * k, device=device)[:, :, ::2]
+    strided.copy_(a)
     transposed = [v.mT.contiguous().mT for v in (a, b)]
     shared = b[:1].expand(2, k, o)
-    for left, right in ((a, b), (a, transposed[1]), (transposed[0], b), transposed, (wide[:, :, ::2], shared)):
+    for left, right in ((a, b), (a, transposed[1]), (transposed[0], b), transposed, (strided, shared)):
         found = kernels.batched_matmul(left, right, tiles)
         assert found.is_contiguous()
         torch.testing.assert_close(found.double(), left.double() @ right.double(), rtol=1e-5, atol=2e-5)

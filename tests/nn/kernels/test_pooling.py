@@ -75,10 +75,10 @@ def test_what_other_operations_read_is_left_as_it_is():
         y = F.max_pool2d(x, **options)
         return torch.relu(y) + y.detach()
 
-    def spread(x):
+    def expanded_gradient(x):
         return [torch.func.grad(lambda x: ORDERS["pool first"](x, **options).sum())(x)]
 
-    for f, given in ((gradient(raw, **options), x), (torch.func.vmap(spread), x[:, None])):
+    for f, given in ((gradient(raw, **options), x), (torch.func.vmap(expanded_gradient), x[:, None])):
         code = replaced(f, given)
         assert "[2, 2], [4, 4], False, True)" in code
         assert "threshold" in code

@@ -1,4 +1,4 @@
-"""Adam, for what is not trained by the run's SGD and is one tensor.
+"""Adam for a single tensor that a method trains beside the run's SGD.
 
 Kingma, Ba. Adam: A Method for Stochastic Optimization. ICLR 2015.
 """

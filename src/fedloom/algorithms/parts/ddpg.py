@@ -50,7 +50,7 @@ class DDPG:
 
     @property
     def critic(self) -> Sizes:
-        """The action joins behind the first layer."""
+        """Layer sizes of the critic; the action is concatenated to the output of the first layer."""
         return (self.states, HIDDEN[0]), (HIDDEN[0] + self.actions, HIDDEN[1]), (HIDDEN[1], 1)
 
     def policy(self, net: Tensor, s: Tensor) -> Tensor:

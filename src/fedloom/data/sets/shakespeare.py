@@ -62,7 +62,7 @@ class Shakespeare(Dataset):
     length: int = setting(LENGTH, "characters of a window", low=1)
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
-        """Read the windows of the first `clients` roles that have enough, starting at a random one."""
+        """Read the windows of the first `clients` roles that have enough, in an order shuffled with a fixed seed."""
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         inner, _, kind = layout.rpartition("/")
         roles = READERS[kind](folder / inner, self.length)

@@ -26,8 +26,9 @@ from fedloom.engine import batching
 from fedloom.engine.batching import BatchWindows, Schedule
 from fedloom.engine.cohort import Cohort, Outcome, Scores, get_stats, global_slot, with_stats
 from fedloom.engine.executors.stacked_scoring import MIN_EVAL_ROWS, StackedScoring
+from fedloom.engine.graph.cuda_graph_runner import CudaGraphRunner
 from fedloom.engine.graph.function_cache import FunctionCache
-from fedloom.engine.graph.stacked_step import CudaGraphRunner, FunctionalRunner, StackedStep, StepRunner, flat_inputs
+from fedloom.engine.graph.stacked_step import FunctionalRunner, StackedStep, StepRunner, flat_inputs
 from fedloom.engine.plan import PhaseId, Plan
 
 log = logging.getLogger("fedloom")

@@ -42,7 +42,9 @@ class TracedClientStep:
         down, info = tree_unflatten(flat[cut:], self.rest_spec)
         leaves, spec = tree_flatten(self.phase.step(self.task, work, batch, down, info))
         if spec != self.work_spec:
-            raise TypeError(f"the step of a phase must return work as it got it: {self.work_spec}, not {spec}")
+            raise TypeError(
+                f"Phase.step must return `work` with the structure that it received: {self.work_spec}, not {spec}"
+            )
         return [single_model_layout(v) for v in leaves]  # the graph relies on the layout of its inputs
 
     def run(self, work: Tree, batches: Iterable[Batch], down: Tree, info: Info) -> Tree:

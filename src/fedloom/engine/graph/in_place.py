@@ -53,7 +53,7 @@ def write_to_inputs(module: GraphModule, first: int, counter: int) -> None:
 
 
 def fuse_matmul_updates(module: GraphModule) -> None:
-    """Updates of weights by a matrix product subtract it while it is computed."""
+    """Graph pass: `w -= alpha * (a @ b)` becomes one fused kernel, so the gradient is never written to memory."""
     for node in module.graph.find_nodes(op="call_function", target=aten.sub_.Tensor):
         mine, new = node.args
         if not isinstance(new, Node) or new.target is not MATMUL or len(new.users) > 1 or not same_layout(mine, new):

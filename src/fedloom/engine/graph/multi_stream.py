@@ -36,7 +36,8 @@ def assign_streams(graph: Graph, streams: int = STREAMS) -> dict[Node, Placement
     depth: dict[Node, int] = {}
     placed: dict[Node, Placement] = {}
     tails: list[Node | None] = [None] * streams
-    waited: list[dict[int, int]] = [{} for _ in range(streams)]  # by stream: up to where it has waited for each other
+    # waited[s][r]: position in stream r up to which stream s has already waited
+    waited: list[dict[int, int]] = [{} for _ in range(streams)]
     at: dict[Node, int] = {}  # position in its stream
     lengths = [0] * streams
     for node in graph.nodes:

@@ -25,8 +25,8 @@ log = logging.getLogger("fedloom")
 MEMORY_SHARE = 0.5  # of what is free now, for a chunk
 MARGIN = 0.9  # stacking takes more memory, so it must save a tenth of the time
 TRACE_PAYS = 2.0  # seconds of all rounds, below which nothing is traced
-ONE_BY_ONE = Plan("per-client", scoring="per-client")
-REFERENCE = replace(ONE_BY_ONE, reason="reference engine")
+PER_CLIENT = Plan("per-client", scoring="per-client")
+REFERENCE = replace(PER_CLIENT, reason="reference engine")
 # What takes time to try must be expected to save a multiple of it. Measured on an H200:
 SECONDS_PER_ALGO = 0.5  # to compile and time an algorithm of a convolution
 TUNING_SAVES, COMPILER_SAVES = 1 / 5, 1 / 3  # of the steps' time, at most
@@ -40,13 +40,13 @@ def make_executor(alg: Algorithm, task: Task, plan: Plan, population: Task | Non
 
 
 def choose_executor(
-    alg: Algorithm, task: Task, population: Task, cohort: Cohort, evaluated: int, mode: str = "auto", runs: int = 1
+    alg: Algorithm, task: Task, population: Task, cohort: Cohort, eval_clients: int, mode: str = "auto", runs: int = 1
 ) -> Executor:
-    """The executor, with its plan, for rounds with cohorts like this one in which `evaluated` clients are scored.
+    """The executor, with its plan, for rounds with cohorts like this one in which `eval_clients` clients are scored.
 
     `mode` is auto, stacked, stacked-eager (without traced graphs) or per-client; `runs` is the number of stacked runs.
     """
-    option = _choose(Workload(alg, task, population, cohort, evaluated), mode)
+    option = _choose(Workload(alg, task, population, cohort, eval_clients), mode)
     reason = option.plan.reason if runs == 1 else f"for {runs} runs; {option.plan.reason}"
     executor = option.executor
     device, threads = task.data.device.type, torch.get_num_threads()
@@ -55,7 +55,7 @@ def choose_executor(
 
 
 def _choose(load: Workload, mode: str) -> Option:
-    why = "asked for"
+    why = "set by the user"
     if mode != "per-client":
         try:
             return _best(load, mode)
@@ -65,7 +65,7 @@ def _choose(load: Workload, mode: str) -> Option:
             found = (str(error).strip().splitlines() or [type(error).__name__])[0]
             log.warning("Clients are trained one by one: this model and method cannot be stacked (%s).", found)
             why = f"cannot be stacked: {found}"
-    option = _one_by_one(load)
+    option = _best_per_client(load)
     return replace(option, plan=replace(option.plan, reason=why))
 
 
@@ -78,9 +78,9 @@ def _best(load: Workload, mode: str) -> Option:
         chunk = _chunk(load, {} if _custom_convolutions(task) else None)
     if mode != "auto":
         replay = "eager" if mode == "stacked-eager" else replay
-        plan = Plan("stacked", replay, chunk=chunk, convolutions={} if seen else None, reason="asked for")
+        plan = Plan("stacked", replay, chunk=chunk, convolutions={} if seen else None, reason="set by the user")
         return Option(plan, make_executor(alg, task, plan, load.population), 0.0)
-    alone = _one_by_one(load)
+    per_client = _best_per_client(load)
     scoring = faster_scoring(load)
     stacked: list[Option] = []
     left_out: list[str] = []
@@ -93,7 +93,7 @@ def _best(load: Workload, mode: str) -> Option:
 
     if not captured:
         stacked.append(measure_stacked(load, Plan("stacked", "eager", scoring, chunk)))
-    if captured or min(o.seconds for o in (alone, *stacked)) * task.rounds > TRACE_PAYS:
+    if captured or min(o.seconds for o in (per_client, *stacked)) * task.rounds > TRACE_PAYS:
         plan = Plan("stacked", replay, scoring, chunk, convolutions={} if seen else None)
         stacked.append(measure_stacked(load, plan))
         if seen and pays("tuned", _tuning_seconds(seen.values()), TUNING_SAVES):
@@ -103,9 +103,9 @@ def _best(load: Workload, mode: str) -> Option:
         if captured and pays("compiled", stacked[-1].compiling, COMPILER_SAVES):
             stacked.append(measure_stacked(load, replace(stacked[-1].plan, compiled=True)))
     best = min(stacked, key=lambda option: option.total(task))
-    if best.total(task) > MARGIN * alone.total(task):
-        best = alone
-    rates = ", ".join(f"{_label(o.plan)} {o.seconds:.3g} s" for o in (alone, *stacked))
+    if best.total(task) > MARGIN * per_client.total(task):
+        best = per_client
+    rates = ", ".join(f"{_label(o.plan)} {o.seconds:.3g} s" for o in (per_client, *stacked))
     return replace(best, plan=replace(best.plan, reason=f"expected per round: {rates}{''.join(left_out)}"))
 
 
@@ -124,14 +124,14 @@ def _tuning_seconds(cases: Iterable[ConvCase]) -> float:
     return SECONDS_PER_ALGO * sum(len(candidates(case)) for case in cases)
 
 
-def _one_by_one(load: Workload) -> Option:
+def _best_per_client(load: Workload) -> Option:
     """With all threads for one client after another, or with clients in parallel threads; traced where it pays."""
     task = load.task
-    best, workers = measure_per_client(load, ONE_BY_ONE), min(torch.get_num_threads(), len(load.cohort))
+    best, workers = measure_per_client(load, PER_CLIENT), min(torch.get_num_threads(), len(load.cohort))
     if task.data.device.type != "cpu":
         return best
     if workers > 1:
-        parallel = measure_per_client(load, replace(ONE_BY_ONE, workers=workers))
+        parallel = measure_per_client(load, replace(PER_CLIENT, workers=workers))
         best = parallel if parallel.seconds < MARGIN * best.seconds else best
     if best.seconds * task.rounds > TRACE_PAYS:
         try:
@@ -146,7 +146,7 @@ def _one_by_one(load: Workload) -> Option:
 def _label(plan: Plan) -> str:
     if plan.mode == "stacked":
         return f"stacked ({plan.replay}{', tuned' * bool(plan.convolutions)}{', compiled' * plan.compiled})"
-    notes = [plan.replay] * (plan.replay != "eager") + [f"{plan.workers} side by side"] * (plan.workers > 0)
+    notes = [plan.replay] * (plan.replay != "eager") + [f"{plan.workers} worker threads"] * (plan.workers > 0)
     return f"per-client ({', '.join(notes)})" if notes else plan.mode
 
 

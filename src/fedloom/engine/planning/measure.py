@@ -39,11 +39,11 @@ class Workload(NamedTuple):
     task: Task  # what the algorithm sees
     population: Task  # has the samples of all clients, also of held-out ones
     cohort: Cohort  # such as an executor will get
-    evaluated: int  # clients that are scored in a round
+    eval_clients: int  # clients that are scored in a round
 
     def share(self, kind: str) -> float:
         """How often the cohort's work is done in a round: evaluation adapts all clients that it scores."""
-        return 1.0 if kind == "train" else self.evaluated / len(self.cohort)
+        return 1.0 if kind == "train" else self.eval_clients / len(self.cohort)
 
     def phases(self) -> list[tuple[str, int, Phase]]:
         """The phases of training, and those of adaptation before evaluation."""
@@ -90,7 +90,8 @@ def _epochs(phase: Phase) -> int:
 
 @torch.no_grad()
 def faster_scoring(load: Workload) -> Mode:
-    """Stacked where a client's test samples take little longer than one of them, so that overhead is what is saved."""
+    """How to score personal models: stacked if all test samples of a client take less than 3 times as long as one of
+    them (overhead dominates), else per client."""
     task, cohort = load.task, load.cohort
     executor = PerClientExecutor(load.alg, task, Plan("per-client"))
     sizes = task.data.splits["test"].sizes[cohort.ids]
@@ -193,7 +194,7 @@ class _TimedPhase(NamedTuple):
 
 
 def _expected(plan: Plan, phases: list[_TimedPhase]) -> tuple[float, float]:
-    """Seconds of a round, and once."""
+    """Expected seconds per round, and one-time seconds for tracing or capturing."""
     total = once = 0.0
     for phase in phases:
         prefixes = np.array([plan.prefix(int(a)) for a in phase.active])

@@ -15,7 +15,8 @@ MAX_TERMS = 1 << 15  # of a sum; one Triton program adds all of them
 
 @torch.library.custom_op("fedloom::channel_sums", mutates_args=())
 def channel_sums(g: Tensor, places: Tensor | None) -> Tensor:
-    """Sums of g (n, b, c, h, w) per client and channel, (n, c), without the numbers whose `places` are negative."""
+    """Sums of g (n, b, c, h, w) per client and channel, (n, c). `places`, if given, are those of `pooling.max_pool`;
+    elements where they are negative (no gradient through ReLU) are left out."""
     return (g if places is None else g.masked_fill(places < 0, 0)).sum((1, 3, 4))
 
 

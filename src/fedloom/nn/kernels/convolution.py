@@ -261,9 +261,16 @@ def compute(case: ConvCase, a: Tensor, b: Tensor, algo: Algo) -> Tensor:
 # A backward pass on a GPU runs in another thread: it uses the algorithms of the pass that it belongs to.
 
 
-def _save(ctx: Any, *tensors: Tensor) -> None:
-    ctx.save_for_backward(*tensors)
-    ctx.algos, ctx.seen = _context.algos, _context.seen
+class _ConvFunction(torch.autograd.Function):
+    """Saves the first two inputs and the algorithms in use for the backward pass."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        first, second, _, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(first, second)
+        ctx.algos, ctx.seen = _context.algos, _context.seen
 
 
 def _in_saved_context(backward: Backward) -> Backward:
@@ -274,17 +281,10 @@ def _in_saved_context(backward: Backward) -> Backward:
     return inside
 
 
-class _ToOutput(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _ToOutput(_ConvFunction):
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
         return _output(x, w, bias, stride, padding, _chosen_algo("output", x.shape, w.shape, stride, padding))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, w, _, ctx.stride, ctx.padding = inputs
-        _save(ctx, x, w)
 
     @staticmethod
     @_in_saved_context
@@ -299,17 +299,10 @@ class _ToOutput(torch.autograd.Function):
         )
 
 
-class _ToInput(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _ToInput(_ConvFunction):
     @staticmethod
     def forward(g: Tensor, w: Tensor, shape: Pair, stride: Pair, padding: Pair) -> Tensor:
         return _input(g, w, shape, stride, padding, _chosen_algo("input", shape, w.shape, stride, padding))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        g, w, _, ctx.stride, ctx.padding = inputs
-        _save(ctx, g, w)
 
     @staticmethod
     @_in_saved_context
@@ -322,18 +315,11 @@ class _ToInput(torch.autograd.Function):
         )
 
 
-class _ToWeights(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _ToWeights(_ConvFunction):
     @staticmethod
     def forward(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
         shape = (g.shape[1], x.shape[1], *kernel)
         return _weights(x, g, kernel, stride, padding, _chosen_algo("weights", x.shape, shape, stride, padding))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, g, _, ctx.stride, ctx.padding = inputs
-        _save(ctx, x, g)
 
     @staticmethod
     @_in_saved_context

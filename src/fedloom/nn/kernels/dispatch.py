@@ -86,7 +86,8 @@ def sm_count(device: torch.device) -> int:
 
 
 def cuda_kernel(operator: Any, name: str, module: str, function: str) -> None:
-    """Let an operator compute CUDA tensors by a function of `nn.kernels.triton`, which needs Triton to be imported."""
+    """Register `fedloom.nn.kernels.triton.<module>.<function>` as the operator's CUDA implementation, unless Triton is
+    missing or the kernel `name` is disabled."""
     if not TRITON or name in DISABLED:
         return
 

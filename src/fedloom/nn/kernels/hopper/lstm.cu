@@ -21,8 +21,9 @@
 #define CELLS (2 * FULL + SHARED)              // of a thread, and tiles of halves
 #define PLACES (8 * FULL + 4 * SHARED)         // for samples, of which some may be empty
 #define EIGHTS ((H + 7) / 8)                   // of units
-#define PAIRS ((H - OVER + 15) / 16)           // of warps, back
-#define APART(k) ((k) + (24 - (k) % 16) % 16)  // from a sample to the next: threads that read together hit different banks
+#define PAIRS ((H - OVER + 15) / 16)           // pairs of warps, backward
+// Padded stride between samples of k floats, so that threads that read together hit different banks.
+#define APART(k) ((k) + (24 - (k) % 16) % 16)
 
 constexpr float LOW = 1.0f / 2048;
 
@@ -340,7 +341,9 @@ extern "C" __global__ void __launch_bounds__(32 * EIGHTS, 1) forward(
     hs += at;
     cs += at;
     gates += 4 * at;
-    int now = 0, later = 2, turn = 0;  // where this step's inputs are and where to ask for others, how often that was
+    // now: buffer with this step's inputs; later: buffer to prefetch into; turn: how often the buffers were reused
+    // (mbarrier phase)
+    int now = 0, later = 2, turn = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
 #pragma unroll
@@ -398,7 +401,7 @@ struct BackwardShared {
     Signal signals[2];
     Both over_parts[OVER ? TILES : 1][2 * PAIRS][32];
     float parts[2 * PAIRS][CELLS][32];
-    unsigned most[3];  // of gradients in a step
+    unsigned most[3];  // largest absolute gradient of a step (float bits)
     const float *dh_from[PLACES], *dc_from[PLACES];
     long long from[PLACES], to[PLACES];
 };

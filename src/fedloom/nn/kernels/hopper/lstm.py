@@ -26,8 +26,8 @@ def constants(size: int, rows: int, keep: bool) -> dict[str, int]:
 
 
 def over(size: int) -> int:
-    """Units that have no warps of their own in the backward pass: a thirteenth and fourteenth would have few of
-    them."""
+    """Number of last units without warps of their own in the backward pass: beyond 96 units, two more warps would have
+    only four units to compute."""
     return 4 if size > TWELVE_WARP_UNITS else 0
 
 

@@ -46,7 +46,7 @@ def _unpool(
     g, places, y, planes, H: tl.constexpr, W: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y[h, w] = g[p, q] of the window (p, q) that it lies in, if it is at its place, else 0."""
+    """y[h, w] = g[p, q] if pixel (h, w) is the maximum of its window (p, q) according to `places`, else 0."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     to = start + tl.arange(0, BLOCK)
     there = to < planes.to(tl.int64) * (H * W)
