@@ -20,6 +20,7 @@ from fedloom.engine.run_group import RunGroup
 from fedloom.engine.simulation import Simulation
 from fedloom.models.zoo import MODELS
 from fedloom.nn.network import Network
+from fedloom.storage.manifest import Manifest
 
 
 def make_federation(sizes, classes=4, dim=6, seed=0, held_out=3, server=0, dtype=torch.float64) -> Federation:
@@ -312,6 +313,15 @@ def crash_after(rounds):
             raise Crash
 
     return on_round
+
+
+def make_unfinished(folder):
+    """Take the summary out of a run directory, as if the run had stopped before it was written."""
+    manifest = Manifest(folder)
+    manifest.load()
+    del manifest.files["summary.json"]
+    (folder / "summary.json").unlink()
+    manifest.save()
 
 
 def run_cli(monkeypatch, capsys, *args):

@@ -59,6 +59,18 @@ def edit(path, **changes):
     return prepare
 
 
+def older(prepare):
+    """The same in the folder of a run that was written by a FedLoom without manifests."""
+
+    def prepare_older(folder):
+        for name in ("stopped/config.yaml", "compared/compare.yaml"):
+            edit(name, fedloom={"format": 1})(folder)
+            (folder / name).with_name("manifest.json").unlink()
+        prepare(folder)
+
+    return prepare_older
+
+
 def nothing(folder):
     pass
 
@@ -92,23 +104,34 @@ MISTAKES = {
     "resume compare with others": (nothing, ("compare", "ditto", "--resume", "compared"), "was started with methods="),
     "resume compare other seeds": (nothing, ("compare", "--resume", "compared", "--seeds", "2"), "seeds=[0], not"),
     # damage
-    "config binary": (spoil("stopped/config.yaml"), RESUME, "stopped/config.yaml is not a text file"),
-    "config broken": (spoil("stopped/config.yaml", b"a: [1"), RESUME, "config.yaml is not valid YAML, line 1"),
-    "config of a newer format": (edit("stopped/config.yaml", fedloom={"format": 2}), RESUME, "newer FedLoom (format 2"),
-    "config of an unknown method": (edit("stopped/config.yaml", algorithm="fedavgg"), RESUME, "did you mean 'fedavg'?"),
-    "config edited": (edit("stopped/config.yaml", lr=-1), RESUME, "lr must be greater than 0, not -1"),
+    "config binary": (spoil("stopped/config.yaml"), RESUME, "stopped is damaged: config.yaml was changed"),
+    "config of a newer format": (edit("stopped/config.yaml", fedloom={"format": 3}), RESUME, "newer FedLoom (format 3"),
+    "config edited": (edit("stopped/config.yaml", lr=0.2), RESUME, "stopped is damaged: config.yaml was changed"),
+    "manifest missing": (remove("stopped/manifest.json"), RESUME, "stopped is damaged: manifest.json is missing"),
+    "manifest broken": (spoil("stopped/manifest.json"), RESUME, "stopped is damaged: manifest.json cannot be read"),
+    "manifest edited": (
+        spoil("stopped/manifest.json", b'{"files": {}, "checksum": ""}'), RESUME, "manifest.json was changed after",
+    ),
+    "manifest deep": (spoil("stopped/manifest.json", b"[" * 100_000), RESUME, "manifest.json cannot be read"),
+    "older config edited": (older(edit("stopped/config.yaml", lr=-1)), RESUME, "lr must be greater than 0, not -1"),
+    "older config of an unknown method": (
+        older(edit("stopped/config.yaml", algorithm="fedavgg")), RESUME, "did you mean 'fedavg'?",
+    ),
+    "older plan of something else": (older(spoil("stopped/plan.json", b'{"a": 1}')), RESUME, "not an execution plan"),
+    "older partition changed": (
+        older(edit("stopped/config.yaml", partition_seed=7)), RESUME, "partition of stopped is not what the run was",
+    ),
+    "older compare.yaml without methods": (
+        older(edit("compared/compare.yaml", methods=3)), ("compare", "--resume", "compared"), "does not list methods",
+    ),
     "plan broken": (spoil("stopped/plan.json"), RESUME, "stopped is damaged: plan.json"),
-    "plan of something else": (spoil("stopped/plan.json", b'{"a": 1}'), RESUME, "not an execution plan"),
     "plan missing": (remove("stopped/plan.json"), RESUME, "stopped is damaged: plan.json is missing"),
     "partition broken": (spoil("stopped/partition.parquet"), RESUME, "stopped is damaged: partition.parquet"),
-    "partition changed": (
-        edit("stopped/config.yaml", partition_seed=7), RESUME, "The partition of stopped is not what the run was",
-    ),
     "records broken": (spoil("stopped/rounds.parquet"), RESUME, "stopped is damaged: rounds.parquet"),
     "records missing": (remove("stopped/clients.parquet"), RESUME, "stopped is damaged: clients.parquet"),
     "environment broken": (spoil("stopped/environment.json"), RESUME, "stopped is damaged: environment.json"),
     "compare.yaml without methods": (
-        spoil("compared/compare.yaml", b"lr: 1"), ("compare", "--resume", "compared"), "does not list methods",
+        spoil("compared/compare.yaml", b"lr: 1"), ("compare", "--resume", "compared"), "compare.yaml was changed",
     ),
     # files with settings
     "config file missing": (nothing, (*RUN, "--config", "x.yaml"), "x.yaml cannot be read"),
@@ -128,7 +151,9 @@ MISTAKES = {
     "algorithm for a comparison": (
         spoil("x.yaml", b"algorithm: ditto"), (*COMPARE, "--config", "x.yaml"), "methods instead of an algorithm",
     ),
-    "own model": (edit("stopped/config.yaml", model={"name": "Net", "own": True}), RESUME, "'Net' was made in Python"),
+    "own model": (
+        older(edit("stopped/config.yaml", model={"name": "Net", "own": True})), RESUME, "'Net' was made in Python",
+    ),
     # pictures
     "picture of another kind": (nothing, ("data", "show", "--picture", "x.gif"), "png, svg or pdf"),
     "picture in no folder": (nothing, ("data", "show", "--picture", "x/y.png"), "x/y.png could not be written"),

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import run_cli
+from helpers import make_unfinished, run_cli
 from owndata import TEXT_FEATURES, arrays, csv, hugging_face, pictures, png, rows, stream, texts, write
 
 GOOD = rows()
@@ -367,7 +367,7 @@ def test_a_run_on_user_data_resumes_from_another_folder_and_notices_other_data(t
     small = ["--rounds", "2", "--plan", "stacked-eager"]
     code, _, _ = run_cli(monkeypatch, capsys, "run", "fedavg", "--dataset", "./data.csv", "--out", "r", *small)
     assert code == 0
-    (tmp_path / "r/summary.json").unlink()
+    make_unfinished(tmp_path / "r")
     (tmp_path / "moved").mkdir()
     (tmp_path / "data.csv").rename(tmp_path / "moved/data.csv")
     monkeypatch.chdir(tmp_path / "moved")
@@ -377,7 +377,7 @@ def test_a_run_on_user_data_resumes_from_another_folder_and_notices_other_data(t
     code, out, _ = run_cli(monkeypatch, capsys, "run", "--resume", "../r", "--dataset", "data.csv")
     assert code == 0
     assert "fedavg on data.csv" in out
-    (tmp_path / "r/summary.json").unlink()
+    make_unfinished(tmp_path / "r")
     write(tmp_path / "moved/data.csv", changed(4, 1, "33"))
     code, _, err = run_cli(monkeypatch, capsys, "run", "--resume", "../r", "--dataset", "data.csv")
     assert code == 2

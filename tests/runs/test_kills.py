@@ -44,11 +44,11 @@ def first(log: list[str], mark: str) -> int:
 
 def run_with_kills(command, folder, places) -> int:
     """Start, and resume after every kill, each at one of the places; then run to the end. Returns how many of the kills
-    left a checkpoint half written."""
+    left a file half written."""
     half_written = 0
     for mark, at in places:
         assert run_process(start_or_resume(command, folder), at=at, mark=mark) == -9, (mark, at)
-        half_written += bool(list(folder.rglob(".round-*.partial")))
+        half_written += bool(list(folder.rglob("*.partial")))
     assert run_process(start_or_resume(command, folder)) == 0
     return half_written
 

@@ -232,7 +232,7 @@ def test_a_directory_holds_what_it_says(tmp_path):
     folder = tmp_path / "run"
     result = fedloom.run("fedrep", rounds=3, eval_every=2, out=folder, server_share=0.1, **SMALL)
     assert {path.name for path in folder.iterdir()} == {
-        ".lock", "config.yaml", "plan.json", "partition.parquet", "rounds.parquet", "clients.parquet",
+        "manifest.json", "config.yaml", "plan.json", "partition.parquet", "rounds.parquet", "clients.parquet",
         "reports.parquet", "timings.parquet", "checkpoints", "final", "summary.json", "environment.json", "run.log",
     }  # fmt: skip
     partition = pq.read_table(folder / "partition.parquet").to_pylist()

@@ -287,8 +287,8 @@ def test_resume_needs_a_folder():
 
 
 def test_a_folder_holds_the_configuration_the_runs_and_three_leaderboards(done):
-    expected = ["compare.yaml", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "runs"]
-    assert sorted(f.name for f in done.folder.iterdir() if not f.name.startswith(".")) == expected
+    expected = ["compare.yaml", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "manifest.json", "runs"]
+    assert sorted(f.name for f in done.folder.iterdir()) == expected
     with (done.folder / "leaderboard.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(key(row), float(row["acc_mean"])) for row in rows] == [(key(row), row["acc_mean"]) for row in done.board]
@@ -449,7 +449,7 @@ def test_the_folder_of_a_comparison_is_no_single_run(done):
 
 @pytest.mark.parametrize("text", ["lr: 0.1\n", "methods: ditto\nseeds: [0]\n", "methods: [ditto]\nseeds: 3\n"])
 def test_a_folder_whose_list_of_methods_and_seeds_is_gone_is_damaged(text, tmp_path):
-    (tmp_path / "compare.yaml").write_text(text)
+    (tmp_path / "compare.yaml").write_text("fedloom: {format: 1}\n" + text)
     with user_error(str(tmp_path), "damaged", "methods and seeds"):
         read_comparison(tmp_path)
 

@@ -61,8 +61,8 @@ def test_all_runs_of_a_sweep_are_stacked(done):
 
 
 def test_a_folder_has_the_configuration_the_runs_and_the_table(done):
-    names = sorted(path.name for path in done.folder.iterdir() if not path.name.startswith("."))
-    assert names == ["runs", "sweep.csv", "sweep.md", "sweep.yaml"]
+    names = sorted(path.name for path in done.folder.iterdir())
+    assert names == ["manifest.json", "runs", "sweep.csv", "sweep.md", "sweep.yaml"]
     with (done.folder / "sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["val_acc_mean"]) for row in rows] == [row["val_acc_mean"] for row in done.table]

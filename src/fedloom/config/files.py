@@ -16,7 +16,7 @@ from fedloom.core.errors import UserError, nearest, unknown
 
 ConfigDict = dict[str, Any]
 SECTIONS = ("algorithm", "dataset", "partition", "model")
-FORMAT = 1  # of run directories and their config.yaml
+FORMAT = 2  # of run directories and their config.yaml; since 2 they have a manifest
 
 
 def read_config(path: Path) -> ConfigDict:
@@ -82,6 +82,14 @@ def check_format(header: Any, source: str) -> None:
         raise UserError(
             f"{source} was written by a newer FedLoom (format {written}, this one reads {FORMAT}); update FedLoom."
         )
+
+
+def written_format(path: Path) -> int:
+    """The format that a file of FedLoom was written in; the present one if the file cannot be read."""
+    try:
+        return int(yaml.load(path.read_text(encoding="utf-8"), _Loader)["fedloom"]["format"])
+    except (OSError, UserError, yaml.YAMLError, ValueError, TypeError, KeyError, RecursionError):
+        return FORMAT
 
 
 def to_yaml(config: Mapping[str, Any]) -> str:

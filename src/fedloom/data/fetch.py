@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from fedloom import __version__
 from fedloom.core.errors import UserError, oserror_as_user_error
 from fedloom.data.dataset import DATASETS, Dataset, Source, folders
-from fedloom.storage.files import Damaged, file_checksum, read_json, sync_folder, write_json
+from fedloom.storage.files import Damaged, file_checksum, json_writer, read_json, sync_folder, write_file
 
 log = logging.getLogger("fedloom")
 
@@ -155,7 +155,7 @@ def _store(source: Source, folder: Path, path: Path, record: dict[str, Any], unp
             os.replace(path, target)
             sync_folder(target.parent)
     if recorded is None or entry["unpacked"] != recorded["unpacked"]:
-        write_json(folder / RECORD, {**record, source.file: entry})
+        write_file(folder / RECORD, json_writer({**record, source.file: entry}))
     if path != target:
         _remove_part(path)
 
@@ -272,7 +272,7 @@ def _start_transfer(response: Any, url: str, part: Path, state: dict[str, Any], 
     if size is not None and size > free:
         raise UserError(f"{url} has {size} bytes, but {part.parent} has room for {free}; free some space.")
     _remove_part(part)
-    write_json(_state_file(part), {"url": url, "validator": validator, "size": size})
+    write_file(_state_file(part), json_writer({"url": url, "validator": validator, "size": size}))
     return 0, size
 
 

@@ -7,6 +7,7 @@ set up, and only clients that took part take memory.
 import errno
 import logging
 import os
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +21,11 @@ from fedloom.core.errors import UserError, oserror_as_user_error
 from fedloom.core.tree import Tree, leaves, size_bytes, tree_flatten, tree_map, tree_unflatten
 from fedloom.device.memory import available_memory
 from fedloom.device.transfer import to_device
+from fedloom.storage.files import make_folder
 
 log = logging.getLogger("fedloom")
 
+CHECKSUMS = "checksums.npy"
 InitialRows = Callable[[np.ndarray], Tree]  # rows of the given clients before they have trained, stacked
 
 
@@ -97,10 +100,14 @@ class ClientStore(ABC):
 
 
 def make_store(
-    initial_rows: InitialRows, clients: int, kind: str = "memory", folder: Path | None = None
+    initial_rows: InitialRows,
+    clients: int,
+    kind: str = "memory",
+    folder: Path | None = None,
+    unverified: bool = False,
 ) -> ClientStore:
     """A store of the given kind: memory, disk (in `folder`), or auto, which uses memory as long as all rows take less
-    than half of what is free."""
+    than half of what is free. `unverified` is for rows on disk that have no checksums."""
     like = initial_rows(np.zeros(1, np.int64))
     size = clients * size_bytes(like)
     device = next((v.device for v in leaves(like)), torch.device("cpu"))
@@ -108,7 +115,7 @@ def make_store(
     if kind == "disk" or (kind == "auto" and size > free / 2 and folder is not None):
         assert folder is not None
         log.info("Private state of clients is kept on disk: %.1f GB for %d of them.", size / 1e9, clients)
-        return DiskStore(initial_rows, clients, folder)
+        return DiskStore(initial_rows, clients, folder, unverified)
     if size > free:
         raise UserError(
             f"The private state of {clients} clients takes {size / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free; "
@@ -155,21 +162,46 @@ class DiskStore(ClientStore):
     checkpoints is complete, whatever state a kill leaves the files in:
 
         files <= checkpoint k-1 | journal of k: changed in (k-2, k] | journal of k+1: changed in (k-1, k+1]
+
+    Every row in the files has a checksum of its client, how often the client has trained, and the values. It is
+    verified when the row is read.
     """
 
-    def __init__(self, initial_rows: InitialRows, clients: int, folder: Path) -> None:
+    def __init__(self, initial_rows: InitialRows, clients: int, folder: Path, unverified: bool = False) -> None:
+        """`unverified`: rows that were written by a version without checksums get theirs when a run is resumed."""
         super().__init__(initial_rows, clients)
-        with oserror_as_user_error(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        self.unverified = unverified
+        make_folder(folder)
         flat, self.spec = tree_flatten(self.like)
+        self.folder = folder
         self.files = [_RowFile(folder / f"{j:03d}.npy", clients, v) for j, v in enumerate(flat)]
+        self.checksums = _RowFile(folder / CHECKSUMS, clients, torch.zeros((), dtype=torch.int64))
         self.pending, self.current = _Journal(clients, flat), _Journal(clients, flat)
 
     def _read(self, ids: np.ndarray) -> Tree:
-        found = [torch.from_numpy(file.read(ids)) for file in self.files]
+        rows = [file.read(ids) for file in self.files]
+        self._verify(ids, rows)
+        found = [torch.from_numpy(v) for v in rows]
         for journal in (self.pending, self.current):
             journal.overlay(ids, found)
         return tree_unflatten([to_device(self.device, v) for v in found], self.spec)
+
+    def _verify(self, ids: np.ndarray, rows: list[np.ndarray]) -> None:
+        """Raise UserError unless the rows of clients that are in no journal are as they were written."""
+        at = np.flatnonzero((self.pending.place[ids] < 0) & (self.current.place[ids] < 0)) if rows else ids[:0]
+        wrong = self.checksums.read(ids[at]) != _row_checksums(ids, self.trained[ids], rows, at)
+        if wrong.any():
+            raise UserError(
+                f"{self.folder} is damaged: the private state of client {ids[at][wrong][0]} is missing or was changed; "
+                "restore the folder, or start a new run."
+            )
+
+    def restore(self, saved: Snapshot) -> None:
+        super().restore(saved)
+        if self.unverified and self.files:
+            ids = np.flatnonzero(self.trained)
+            ids = ids[self.checksums.read(ids) == 0]
+            self.checksums.write(ids, _row_checksums(ids, self.trained[ids], [file.read(ids) for file in self.files]))
 
     def _write(self, ids: np.ndarray, rows: Tree) -> None:
         self.current.write(ids, [v.cpu() for v in leaves(rows)])
@@ -183,8 +215,11 @@ class DiskStore(ClientStore):
 
     def committed(self) -> None:
         ids = self.pending.ids()
-        for file, rows in zip(self.files, self.pending.read(ids), strict=True):
-            file.write(ids, rows.numpy())
+        rows = [v.numpy() for v in self.pending.read(ids)]
+        for file, mine in zip(self.files, rows, strict=True):
+            file.write(ids, mine)
+        if rows:
+            self.checksums.write(ids, _row_checksums(ids, self.trained[ids], rows))
         self.pending.clear()
         self.pending, self.current = self.current, self.pending
 
@@ -221,6 +256,19 @@ class _RowFile:
                 if os.pwrite(file.fileno(), row.tobytes(), self.offset + i * self.width) != self.width:
                     raise OSError(errno.ENOSPC, "written in part only")
             os.fsync(file.fileno())
+
+
+def _row_checksums(
+    ids: np.ndarray, trained: np.ndarray, rows: list[np.ndarray], at: np.ndarray | None = None
+) -> np.ndarray:
+    """The checksums of all rows, or of those at some positions. None is 0, which marks a client without a row."""
+    found = []
+    for j in range(len(ids)) if at is None else at.tolist():
+        crc = zlib.crc32(b"%d %d" % (ids[j], trained[j]))
+        for values in rows:
+            crc = zlib.crc32(np.ascontiguousarray(values[j]).data, crc)
+        found.append(crc | 1 << 32)
+    return np.array(found, dtype=np.int64)
 
 
 class _Journal:

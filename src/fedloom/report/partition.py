@@ -7,7 +7,7 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
-from fedloom.storage.files import replacing
+from fedloom.storage.files import write_file
 
 FORMATS = ("png", "svg", "pdf")
 HELD_OUT = "#c05621"
@@ -93,5 +93,4 @@ def draw(data: Federation, path: Path) -> None:
     for side in axes.spines.values():
         side.set_visible(False)
     figure.tight_layout()
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format=path.suffix.removeprefix(".").lower())
+    write_file(path, lambda file: figure.savefig(file, format=path.suffix.removeprefix(".").lower()))

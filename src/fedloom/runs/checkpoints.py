@@ -1,20 +1,23 @@
 """Checkpoints: everything a run needs to go on, one file each; the two newest are kept."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedloom.core.tree import tree_map
 from fedloom.engine.client_store import Snapshot
 from fedloom.engine.simulation import Simulation, State
-from fedloom.storage.files import Damaged, read_tensors, sync_folder, write_tensors
+from fedloom.storage.files import Damaged, read_tensors, sync_folder, tensors_writer, write_file
 from fedloom.storage.trees import named, rebuilt
 
 log = logging.getLogger("fedloom")
 
+NAME = re.compile(r"round-\d{8,}\.safetensors")
 KEPT = 2
 MAX_OVERHEAD = 0.05  # share of a run's time that checkpoints may take
 MIN_SECONDS = 10.0  # between two checkpoints
@@ -27,6 +30,7 @@ class Checkpoints:
     def __init__(self, folder: Path, every: int | None = None) -> None:
         """`every` is a number of rounds; without it, checkpoints are made as often as `MAX_OVERHEAD` allows."""
         self.folder, self.every = folder, every
+        self.run: str | None = None  # identity of the run
         self.last = time.perf_counter()
         self.cost = 0.0
 
@@ -51,7 +55,7 @@ class Checkpoints:
                 "store": state.store._asdict(),
             }
         )
-        write_tensors(self._path(state.t), tensors, {"round": state.t})
+        write_file(self._path(state.t), tensors_writer(tensors, {"round": state.t, "run": self.run}))
         run.store.committed()
         for old in self.found()[KEPT:]:
             old.unlink()
@@ -66,7 +70,7 @@ class Checkpoints:
         found = self.found() if up_to is None else self._up_to(up_to)
         for path, before in zip(found, [*found[1:], None], strict=False):
             try:
-                run.restore(_load(path, run))
+                run.restore(self._load(path, run))
                 return
             except Damaged as error:
                 instead = "the one before it is used" if before else "the run starts from the beginning"
@@ -76,7 +80,8 @@ class Checkpoints:
 
     def found(self) -> list[Path]:
         """Paths of all checkpoints, newest first."""
-        return sorted(self.folder.glob("round-*.safetensors"), reverse=True)
+        found = (path for path in self.folder.glob("round-*") if NAME.fullmatch(path.name) and path.is_file())
+        return sorted(found, key=_round, reverse=True)
 
     def newest(self) -> int:
         """The round of the newest checkpoint, 0 if there is none."""
@@ -94,20 +99,25 @@ class Checkpoints:
     def _path(self, t: int) -> Path:
         return self.folder / f"round-{t:08d}.safetensors"
 
+    def _load(self, path: Path, run: Simulation) -> State:
+        tensors, note = read_tensors(path)
+        if note.get("run", self.run) != self.run:
+            raise Damaged("it belongs to another run")
+        return _state(tensors, note["round"], run)
+
 
 def _round(path: Path) -> int:
     return int(path.stem.removeprefix("round-"))
 
 
-def _load(path: Path, run: Simulation) -> State:
-    tensors, note = read_tensors(path)
+def _state(tensors: dict[str, Tensor], t: int, run: Simulation) -> State:
     store = run.store
     like = Snapshot(torch.zeros(0), torch.zeros(0), tree_map(lambda v: v.cpu(), store.like))
     saved = Snapshot(**rebuilt(like._asdict(), tensors, "store"))
     if len(saved.trained) != len(store):
         raise Damaged(f"it has {len(saved.trained)} clients instead of {len(store)}")
     return State(
-        t=int(note["round"]),
+        t=t,
         server=rebuilt(run.server, tensors, "server"),
         post={k.removeprefix("post/"): v.numpy() for k, v in tensors.items() if k.startswith("post/")},
         store=saved,

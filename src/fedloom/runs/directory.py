@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from fedloom.config.files import ConfigDict, read_config, to_yaml
+from fedloom.config.files import ConfigDict, read_config, to_yaml, written_format
 from fedloom.core.errors import UserError, oserror_as_user_error
 from fedloom.core.federation import Federation
 from fedloom.core.tree import Tree, leaves
@@ -34,29 +34,44 @@ from fedloom.engine.simulation import Simulation
 from fedloom.nn.kernels.dispatch import decisions
 from fedloom.runs.checkpoints import Checkpoints
 from fedloom.runs.environment import environment
-from fedloom.runs.folders import check_empty, check_kind, check_same, exclusive_lock, is_empty, log_only_to, log_to_file
+from fedloom.runs.folders import (
+    check_empty,
+    check_same,
+    exclusive_lock,
+    is_empty,
+    log_only_to,
+    log_to_file,
+    open_manifest,
+    reported_damage,
+)
 from fedloom.runs.partition import partition_table
-from fedloom.runs.records import Records
+from fedloom.runs.records import FILES, Records
 from fedloom.storage.files import (
-    TEMPORARY,
-    Damaged,
+    Writer,
     file_checksum,
+    json_writer,
+    make_folder,
     read_json,
     read_stacked,
     read_table,
     read_tensors,
-    write_json,
-    write_stacked,
-    write_table,
-    write_tensors,
-    write_text,
+    remove_temporary,
+    stacked_writer,
+    table_writer,
+    tensors_writer,
+    text_writer,
 )
+from fedloom.storage.manifest import Manifest
 from fedloom.storage.trees import named, nested
 
 log = logging.getLogger("fedloom")
 
 KERNELS = "kernels"  # key in plan.json
-FINAL = ("server.safetensors", "clients.safetensors")
+CONFIG = "config.yaml"
+FINAL = ("final/server.safetensors", "final/clients.safetensors")
+VERIFIED = (
+    CONFIG, "plan.json", "partition.parquet", "names.json", *FILES, "environment.json", *FINAL, "summary.json",
+)  # fmt: skip
 
 
 class RunDirectory:
@@ -68,13 +83,14 @@ class RunDirectory:
         self.store = path / "store"
         self.checkpoints = Checkpoints(path / "checkpoints", checkpoint_every)
         self.recorded: dict[str, Any] | None = None  # contents of plan.json
+        self.manifest = Manifest(path)
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     def config(self) -> ConfigDict:
-        """The configuration of the run that is here."""
-        check_kind(self.path, "config.yaml")
-        return read_config(self.path / "config.yaml")
+        """The configuration of the run that is here, after its files were verified."""
+        self.manifest = open_manifest(self.path, CONFIG, skip="final")
+        return read_config(self.path / CONFIG)
 
     def check(self, config: ConfigDict, resume: bool) -> bool:
         """Raise UserError unless a run with this configuration may start (or continue) here; returns whether it is
@@ -95,18 +111,27 @@ class RunDirectory:
         with exclusive_lock(self.path):
             self.check(config, resume)  # another process may have been faster
             with log_to_file(self.path / "run.log"):
-                if not (self.path / "config.yaml").exists():
-                    write_text(self.path / "config.yaml", to_yaml(config))
+                if not (self.path / CONFIG).exists():
+                    self.manifest = Manifest(self.path)
+                    self.manifest.write({CONFIG: text_writer(to_yaml(config))})
+                self.checkpoints.run = file_checksum(self.path / CONFIG)
+                remove_temporary(self.path)
                 for folder in (self.checkpoints.folder, self.path / "final"):
-                    with oserror_as_user_error(folder):
-                        folder.mkdir(exist_ok=True)
-                for file in self.path.rglob(f".*{TEMPORARY}"):  # left by a kill
-                    file.unlink(missing_ok=True)
+                    make_folder(folder)
+                    remove_temporary(folder)
                 try:
                     yield
                 except UserError as error:
                     log.error("%s", error)
                     raise
+
+    @property
+    def unverified(self) -> bool:
+        """True if the run was started by a version that wrote no checksums."""
+        return written_format(self.path / CONFIG) < 2
+
+    def _warn_unverified(self) -> None:
+        log.warning("%s was written by an older FedLoom; its files cannot be verified.", self.path)
 
     # -- the start of a run --------------------------------------------------------------------------------------
 
@@ -119,15 +144,16 @@ class RunDirectory:
                 what = "partition" if notes.get("samples") == samples else "data"
                 raise UserError(f"The {what} of {self.path} is not what the run was started with; start a new run.")
         else:
-            table = partition_table(data)
+            table = partition_table(data).replace_schema_metadata({"partition": digest, "samples": samples})
+            files = {path.name: table_writer(table)}
             if data.class_names or data.client_names:
                 names = {"clients": list(data.client_names), "classes": list(data.class_names)}
-                write_json(self.path / "names.json", names)
-            write_table(path, table.replace_schema_metadata({"partition": digest, "samples": samples}))
+                files = {"names.json": json_writer(names), **files}
+            self.manifest.write(files)
         return digest
 
     def _notes(self) -> dict[str, str]:
-        with self._undamaged():
+        with reported_damage(self.path):
             found = read_table(self.path / "partition.parquet").schema.metadata or {}
         return {key.decode(): value.decode() for key, value in found.items()}
 
@@ -138,7 +164,7 @@ class RunDirectory:
             if self.checkpoints.found():
                 raise UserError(f"{self.path} is damaged: plan.json is missing.")
             return None
-        with self._undamaged():
+        with reported_damage(self.path):
             found = read_json(path)
         try:
             plan = Plan(**{name: value for name, value in found.items() if name != KERNELS})
@@ -156,40 +182,43 @@ class RunDirectory:
     def _begin(self, run: Simulation, plan: Plan, up_to: int | None) -> Records:
         records = Records()
         starts = self.path / "environment.json"
-        with self._undamaged():
+        if not self.manifest.exists():
+            self._warn_unverified()
+            self.manifest.adopt(VERIFIED)
+        with reported_damage(self.path):
             before = read_json(starts, "starts") if starts.exists() else []
             self.checkpoints.restore(run, up_to)
             if run.t:
                 records = Records.load(self.path, run.t)
                 log.info("Going on after round %d.", run.t)
-        write_json(starts, {"starts": [*before, environment(run.task.data.device)]})
-        self._write_plan(run, plan)
+        started = {"starts": [*before, environment(run.task.data.device)]}
+        self.manifest.write({starts.name: json_writer(started), **self._changed_plan(run, plan)})
         return records
 
-    def _write_plan(self, run: Simulation, plan: Plan) -> None:
-        """Write plan.json, if it has changed: a plan changes when memory is short, and kernels are chosen while it
-        runs."""
+    def _changed_plan(self, run: Simulation, plan: Plan) -> dict[str, Writer]:
+        """plan.json, if it has changed: a plan changes when memory is short, and kernels are chosen while it runs."""
         found = {**plan.record(), KERNELS: decisions(run.task.data.device)}
-        if found != self.recorded:
-            write_json(self.path / "plan.json", found)
-            self.recorded = found
+        if found == self.recorded:
+            return {}
+        self.recorded = found
+        return {"plan.json": json_writer(found)}
 
     # -- while it runs, and at its end ---------------------------------------------------------------------------
 
     def save_round(self, run: Simulation, plan: Plan, records: Records) -> None:
         """Make a checkpoint."""
-        self._write_plan(run, plan)
+        files = self._changed_plan(run, plan) | records.files()
         with log_only_to(self.path):
-            self.checkpoints.save(run, before=lambda: records.save(self.path))
+            self.checkpoints.save(run, before=lambda: self.manifest.write(files))
 
     def finish(self, run: Simulation, summary: Mapping[str, Any]) -> None:
         """Write the final models and the summary."""
-        server, clients = (self.path / "final" / name for name in FINAL)
-        write_tensors(server, named(run.server), {"round": run.t})
-        store = run.store
-        write_stacked(clients, named(store.like["own"]), len(store), lambda ids: leaves(store.read(ids)["own"]))
-        files = {str(file.relative_to(self.path)): file_checksum(file) for file in (server, clients)}
-        write_json(self.path / "summary.json", {**summary, "files": files})
+        store, (server, clients) = run.store, FINAL
+        rows = stacked_writer(named(store.like["own"]), len(store), lambda ids: leaves(store.read(ids)["own"]))
+        self.manifest.write({server: tensors_writer(named(run.server), {"round": run.t}), clients: rows})
+        checksums = {name: self.manifest.files[name][-1] for name in FINAL}
+        self.manifest.write({"summary.json": json_writer({**summary, "files": checksums})})
+        self.manifest.save()  # which now has the checksums of the last files only
         with log_only_to(self.path):
             log.info("Finished.")
 
@@ -203,9 +232,11 @@ class RunDirectory:
     def contents(self) -> tuple[ConfigDict, dict[str, Any], str, Records]:
         """Configuration, plan, digest of the partition, records."""
         config, plan = self.config(), self.plan()
+        if not self.manifest.exists():
+            self._warn_unverified()
         if plan is None or not (self.path / "rounds.parquet").exists():
             raise UserError(f"{self.path} has no results yet; continue the run with --resume {self.path}.")
-        with self._undamaged():
+        with reported_damage(self.path):
             records = Records.load(self.path)
         if not records.rounds:
             raise UserError(f"{self.path} has no evaluated round yet; continue the run with --resume {self.path}.")
@@ -215,13 +246,8 @@ class RunDirectory:
         """State of the server, and private state of the clients (one row each), at the end of the run."""
         if not self.finished:
             raise UserError(f"{self.path} is not finished; continue the run with --resume {self.path}.")
-        with self._undamaged():
-            server, _ = read_tensors(self.path / "final" / FINAL[0])
-            return nested(server), nested(read_stacked(self.path / "final" / FINAL[1]))
-
-    @contextmanager
-    def _undamaged(self) -> Iterator[None]:
-        try:
-            yield
-        except Damaged as error:
-            raise UserError(f"{self.path} is damaged: {error}.") from None
+        with reported_damage(self.path):
+            if self.manifest.exists():
+                self.manifest.verify(FINAL)
+            server, _ = read_tensors(self.path / FINAL[0])
+            return nested(server), nested(read_stacked(self.path / FINAL[1]))

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from fedloom.engine.driver import Round
 from fedloom.metrics.scores import accuracies, summarize
-from fedloom.storage.files import Damaged, read_table, write_table
+from fedloom.storage.files import Damaged, Writer, read_table, table_writer
 
 Row = dict[str, Any]
 COUNTERPART = {"new": "pre", "joined": "post"}  # the view of participants that a view of new clients compares with
@@ -52,11 +52,11 @@ class Records:
         self._reports = _joined(self._reports)
         return self._reports[0]
 
-    def save(self, folder: Path) -> None:
-        """Write all tables."""
+    def files(self) -> dict[str, Writer]:
+        """The files of all tables."""
         tables = (to_table(self.rounds), self.clients, self.reports, to_table(self.timings))
-        for name, table in zip(FILES, tables, strict=True):
-            write_table(folder / name, table.combine_chunks())  # bytes must not depend on how often a run was resumed
+        # in one chunk, because bytes must not depend on how often a run was resumed
+        return {name: table_writer(table.combine_chunks()) for name, table in zip(FILES, tables, strict=True)}
 
     @staticmethod
     def load(folder: Path, up_to: int | None = None) -> Records:

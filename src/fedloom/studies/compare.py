@@ -19,8 +19,7 @@ from fedloom.core.errors import UserError
 from fedloom.metrics.leaderboard import BASELINE, METRICS, UNSEEN, RoundScores, RunScores, leaderboard
 from fedloom.metrics.scores import trend
 from fedloom.report.leaderboard import shown_selection, to_csv, to_latex, to_markdown
-from fedloom.runs.folders import check_kind
-from fedloom.storage.files import write_text
+from fedloom.runs.folders import open_manifest
 from fedloom.studies.execute import OnRound
 from fedloom.studies.result import Result
 from fedloom.studies.study import Study, parse_seeds, refuse_seed
@@ -97,7 +96,7 @@ def configurations(methods: Iterable[str], config: Mapping[str, Any]) -> list[Co
 
 def read_comparison(folder: Path) -> tuple[list[str], list[int], ConfigDict]:
     """Methods, seeds and configuration of the comparison in a folder."""
-    check_kind(folder, FILE)
+    open_manifest(folder, FILE)
     config = read_config(folder / FILE)
     methods, seeds = config.pop("methods", None), config.pop("seeds", None)
     if not isinstance(methods, list) or not isinstance(seeds, list):
@@ -135,8 +134,8 @@ def carry_out(
         ]
         found = Comparison(study.config, leaderboard(runs), folder)
         if folder is not None:
-            for name, write in (("csv", to_csv), ("md", to_markdown), ("tex", to_latex)):
-                write_text(folder / f"leaderboard.{name}", write(found.board))
+            formats = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
+            study.write(folder, {f"leaderboard.{name}": write(found.board) for name, write in formats.items()})
     return found
 
 

@@ -27,13 +27,14 @@ class RecordedRun:
 
     def start(self) -> Simulation:
         """Make the initial state."""
-        s, data = self.config.settings, self.task.data
+        s, data, directory = self.config.settings, self.task.data, self.directory
+        folder, unverified = (directory.store, directory.unverified) if directory is not None else (None, False)
         self.simulation = Simulation(
             self.config.algorithm,
             self.task,
             s.seed,
             eval_client_ids=eval_client_ids(s, data),
-            make_store=partial(make_store, kind=s.store, folder=self.directory.store if self.directory else None),
+            make_store=partial(make_store, kind=s.store, folder=folder, unverified=unverified),
             unseen=eval_unseen_ids(s, data),
             join_rounds=s.join_rounds,
             label=self.label,

@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,8 @@ from fedloom.data.dataset import Dataset
 from fedloom.engine.stacked_settings import numeric_settings
 from fedloom.models.zoo import Model
 from fedloom.runs.folders import KINDS, check_empty, check_same, exclusive_lock, is_empty
-from fedloom.storage.files import write_text
+from fedloom.storage.files import text_writer
+from fedloom.storage.manifest import Manifest
 from fedloom.studies.build import make_data, make_task
 from fedloom.studies.execute import OnRound, execute_group
 from fedloom.studies.result import Result
@@ -56,8 +57,15 @@ class Study:
         with exclusive_lock(folder) if folder is not None else nullcontext():
             self._check(folder, resume)  # another process may have been faster
             if folder is not None:
-                write_text(folder / self.file, to_yaml(self.config))
+                self.write(folder, {self.file: to_yaml(self.config)})
             yield folder, data
+
+    def write(self, folder: Path, texts: Mapping[str, str]) -> None:
+        """Replace files of the folder, which must be locked."""
+        manifest = Manifest(folder)
+        if (folder / self.file).exists() and manifest.exists():
+            manifest.load()
+        manifest.write({name: text_writer(text) for name, text in texts.items()})
 
     def _check(self, folder: Path | None, resume: bool) -> None:
         if folder is None:

@@ -18,8 +18,7 @@ from fedloom.core.federation import Federation
 from fedloom.metrics.leaderboard import over_seeds
 from fedloom.report.leaderboard import to_csv
 from fedloom.report.sweep import to_markdown
-from fedloom.runs.folders import check_kind
-from fedloom.storage.files import write_text
+from fedloom.runs.folders import open_manifest
 from fedloom.studies.build import eval_client_ids
 from fedloom.studies.execute import OnRound
 from fedloom.studies.result import Result
@@ -150,7 +149,7 @@ def read_sweep(folder: Path) -> tuple[dict[str, list[str]], list[int], ConfigDic
 
 
 def _stored(folder: Path) -> ConfigDict:
-    check_kind(folder, FILE)
+    open_manifest(folder, FILE)
     return read_config(folder / FILE)
 
 
@@ -194,8 +193,8 @@ def carry_out(
         command = _command(runs[best], study.path(folder, best))
         found = Sweep(study.config, [table[place] for place in order], command, folder)
         if folder is not None:
-            write_text(folder / "sweep.csv", to_csv(found.table))
-            write_text(folder / "sweep.md", to_markdown(found.table, list(grid)))
+            texts = {"sweep.csv": to_csv(found.table), "sweep.md": to_markdown(found.table, list(grid))}
+            study.write(folder, texts)
     return found
 
 
