@@ -39,7 +39,7 @@ MORE = {
     "compare": ["compare", "fedavg", "ditto", "gpfl", "--seeds", "2", "--plan", "stacked", *SMALL],
     "sweep": ["sweep", "ditto", "--grid", "lr=0.01,0.1", "--grid", "lam=0.1,1", "--plan", "stacked", *SMALL],
 }  # fmt: skip
-TIMED = {"plan.json", "environment.json", "timings.parquet", "run.log", ".lock"}
+TIMED = {"manifest.json", "plan.json", "environment.json", "timings.parquet", "run.log", ".lock"}
 STOP = """
 import sys, fedloom
 def stop(done, total, row):
