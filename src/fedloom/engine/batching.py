@@ -168,11 +168,9 @@ def batches_per_epoch(task: Task, phase: Phase, n: np.ndarray) -> np.ndarray:
         # the last batch of a group that was split evenly
         smallest = n - (phase.group - 1) * np.minimum(size, _even_share(n, phase.group))
         return np.where(full == 0, phase.halve & (smallest > skip_one), full * (size > skip_one))
-    full = -(-n // size)
     if skip_one:
-        full = full - ((n % size == 1) | (size == 1))
-        return np.maximum(full, 0)
-    return full
+        return -(-n // size) - (n % size == 1) if size > 1 else np.zeros_like(n)
+    return -(-n // size)
 
 
 def build(

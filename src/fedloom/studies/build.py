@@ -69,12 +69,19 @@ def make_task(config: Config, data: Federation | None = None) -> Task:
     data = data if data is not None else make_data(config)
     task = Task(
         data, _network(config, data), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
-        batch_size=s.batch_size, epochs=s.local_epochs, rounds=s.rounds, participation=s.participation,
+        batch_size=min(s.batch_size, _most_samples(data)), epochs=s.local_epochs, rounds=s.rounds,
+        participation=s.participation,
     )  # fmt: skip
     check(config.algorithm, task)
     if s.eval_clients is not None and s.eval_clients > task.clients:
         raise UserError(f"eval_clients asks for {s.eval_clients} clients, but there are {task.clients}.")
     return task
+
+
+def _most_samples(data: Federation) -> int:
+    """Samples of the largest split of a client, or of the server: no batch is larger, whatever was asked for."""
+    sizes = [int(rows.sizes.max(initial=1)) for rows in data.splits.values()]
+    return max(*sizes, 0 if data.server is None else len(data.server))
 
 
 def eval_client_ids(s: Settings, data: Federation) -> np.ndarray | None:
@@ -138,3 +145,18 @@ def check(alg: Algorithm, task: Task) -> None:
     if small < need:
         raise UserError(f"{alg.name} needs {need} training samples per client, but one has {small}; use fewer clients.")
     alg.check(task)
+    _check_batch_norm(alg, task)
+
+
+def _check_batch_norm(alg: Algorithm, task: Task) -> None:
+    """BatchNorm has no variance of a single sample, so batches of one are skipped in training."""
+    if not task.network.buffers:
+        return
+    for phase in (*alg.phases(task), *alg.adapt(task)):
+        if phase.train and (phase.batch or task.batch_size) == 1:
+            raise UserError("BatchNorm cannot train on batches of one sample; use a batch_size of 2 or more.")
+    small = np.flatnonzero(task.data.splits["train"].sizes == 1).tolist()
+    if small:
+        names = [task.data.client_names[i] if task.data.client_names else str(i) for i in small[:10]]
+        listed = ", ".join(names) + ", ..." * (len(small) > 10)
+        log.warning("BatchNorm cannot train on one sample, so these clients do not train: %s.", listed)
