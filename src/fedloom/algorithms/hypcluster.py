@@ -67,6 +67,9 @@ class HypCluster(FedAvg):
     def finish(self, task, work, down, state, info):
         return state, {"w": work["w"].params, "j": work["j"]}
 
+    def reference(self, task, up, down):
+        return {"w": tree_map(lambda v: v.index_select(0, up["j"][None])[0], down["models"])}
+
     def aggregate(self, task, server, up, info, t, key):
         models = []
         for j in range(self.Kc):

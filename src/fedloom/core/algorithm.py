@@ -192,6 +192,11 @@ class Algorithm:
         """The client's new private state, and its upload."""
         raise NotImplementedError
 
+    def reference(self, task: Task, up: Mapping[str, Tree], down: Tree) -> Mapping[str, Tree]:
+        """What the parts of a client's upload are measured from, by name, to see how large its update is; a part that
+        is not named is an update itself. By default, the downloads of the same names."""
+        return {name: down[name] for name in up if name in down}
+
     def aggregate(self, task: Task, server: Tree, up: Tree, info: Info, t: int, key: Key) -> Tree:
         """The server's new state from the stacked uploads; `task.data.server` has the server's samples."""
         return server

@@ -7,6 +7,7 @@ machines would keep them at its sites.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedloom.core.tree import Params, Tree, leaves, size_bytes, take, tree_map
 from fedloom.device.transfer import to_device
 from fedloom.engine.client_store import ClientStore, InitialRows
 from fedloom.engine.cohort import Cohort, Executor, Outcome, Scores, get_stats, make_info, repeated
+from fedloom.engine.screening import update_norms
 
 MakeStore = Callable[[InitialRows, int], ClientStore]
 
@@ -54,7 +56,7 @@ class ClientReplies:
     scores: dict[str, Scores]  # view (pre, post, global) -> split -> scores
     up: Tree = field(default_factory=dict)
     info: Info | None = None  # without class counts, which clients do not send
-    finite: Tensor | None = None  # True for uploads that consist of finite numbers
+    norms: Tensor | None = None  # (clients, parts): how large the updates are, see `screening`
     report: Tree = field(default_factory=dict)
     stats: Tree = field(default_factory=dict)  # running statistics; a real site sends none
 
@@ -159,7 +161,7 @@ class LocalClients:
             scores={"post": _double(outcome.scores)},
             up=outcome.up,
             info=cohort.info._replace(counts=cohort.info.counts[:, :0]),
-            finite=self._finite(outcome.up, len(cohort), executor),
+            norms=self._norms(outcome, request, executor),
             report=_double(outcome.report),
             stats=outcome.stats,
         )
@@ -174,18 +176,15 @@ class LocalClients:
         """The replies to an evaluation request; without personal scores, PM_pre is the global model."""
         return ClientReplies(scores={**scores, "pre": scores["global"] if personal is None else _double(personal)})
 
-    def _finite(self, up: Tree, clients: int, executor: Executor) -> Tensor:
-        """Which uploads the server may use: one client that diverged must not spoil the model of all others."""
-        parts = [v.reshape(clients, -1) for v in leaves(up) if v.is_floating_point() and v.numel()]
-        if self.alg.takes_diverged or not parts:
-            return torch.ones(clients, dtype=torch.bool, device=self.task.data.device)
-        return executor.call("finite", _finite_rows, parts)
-
-
-def _finite_rows(parts: list[Tensor]) -> Tensor:
-    """Which rows are finite in all parts."""
-    # the minimum and the maximum of a row are NaN if any value of it is
-    return torch.stack([end for rows in parts for end in rows.aminmax(dim=1)]).isfinite().all(0)
+    def _norms(self, outcome: Outcome, request: ClientRequest, executor: Executor) -> Tensor:
+        """How large the updates are. For a method that sends nothing, how large the private state is, because that
+        shows whether a client has diverged."""
+        up, shared, parts = outcome.up, {**self.initial.constants, **request.shared}, request.parts
+        if not up:
+            up, shared, parts = outcome.client_state, {}, {}
+        if not leaves(up):
+            return torch.zeros(len(request.ids), 0, device=self.task.data.device)
+        return executor.call("norms", partial(update_norms, self.alg, self.task), up, shared, parts)
 
 
 def _double(numbers: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from fedloom.device.transfer import to_device, to_numpy
 from fedloom.engine.clients import ClientReplies, ClientRequest
 from fedloom.engine.cohort import global_slot
 from fedloom.engine.executors.scoring import score_rows
+from fedloom.engine.screening import Screening
 
 log = logging.getLogger("fedloom")
 
@@ -76,6 +77,7 @@ class Driver:
         eval_client_ids: np.ndarray | None = None,
         unseen: np.ndarray | None = None,
         join_rounds: int = 1,
+        screening: bool = True,
         label: str = "",
     ) -> None:
         """`task` has the participating clients only.
@@ -85,6 +87,7 @@ class Driver:
             eval_client_ids: participants to evaluate; None for all.
             unseen: held-out clients to evaluate; None for all.
             join_rounds: rounds for which a held-out client trains before it is scored as joined.
+            screening: leave out uploads that are far larger than usual.
             label: distinguishes this run in messages, such as " of seed 3".
         """
         self.alg, self.task, self.seed, self.held_out, self.label = alg, task, seed, held_out, label
@@ -97,7 +100,9 @@ class Driver:
         self.join_rounds = join_rounds
         self.post: dict[str, np.ndarray] = {}  # split -> scores of the last PM_post of the evaluated clients
         self.stats: Tree = {}  # mean running statistics, for a global model without a client and for new clients
+        self.screening = Screening(alg.turns) if screening else None
         self.diverged: set[int] = set()
+        self.left_out: set[int] = set()  # clients whose update was once too large
         if len(self.unseen):
             self._check_joining()
 
@@ -153,19 +158,36 @@ class Driver:
         replies = yield request
         assert replies.info is not None
         # here, and nowhere else in a round without evaluation, the program waits for the device
-        finite, scores, report = to_numpy((replies.finite, replies.scores["post"], replies.report))
+        norms, scores, report = to_numpy((replies.norms, replies.scores["post"], replies.report))
         self._remember(at[scored], {split: found[scored] for split, found in scores.items()})
-        self._warn(ids[~finite], t)
+        used = self._screened(ids, norms, bool(replies.up), t)
         up, info, stats = replies.up, replies.info, replies.stats
-        if not finite.all():
-            up, info, stats = take((up, info, stats), to_device(self.task.data.device, np.flatnonzero(finite)))
-        if finite.any():
+        if not used.all() and self.alg.takes_diverged:
+            up = _without(up, torch.from_numpy(used).to(self.task.data.device))
+        elif not used.all():
+            up, info, stats = take((up, info, stats), to_device(self.task.data.device, np.flatnonzero(used)))
+        if used.any() or self.alg.takes_diverged:
             server = self.alg.aggregate(self.task, self.server, up, info, t, self.key)
             self.server = tree_map(lambda v: v.contiguous(), server)  # as a resumed run has it
         of_server = self.alg.report_server(self.task, self.server, replies.info)
         report |= to_numpy({name: value.double() for name, value in of_server.items()})
         down = size_bytes(request.shared) * len(ids) + self.alg.size_of_parts(request.parts)
-        return down, size_bytes(replies.up), report, [(info.n, stats)] if stats and finite.any() else []
+        return down, size_bytes(replies.up), report, [(info.n, stats)] if stats and used.any() else []
+
+    def _screened(self, ids: np.ndarray, norms: np.ndarray, uploads: bool, t: int) -> np.ndarray:
+        """Which uploads are used; the clients of the others are named in the log."""
+        used = np.isfinite(norms).all(1)
+        self._warn(ids[~used], t)
+        if self.screening is not None and uploads:
+            finite = np.flatnonzero(used)
+            used[finite] = self.screening.accept(norms[finite])
+            for i in set(ids[finite[~used[finite]]].tolist()) - self.left_out:
+                log.warning(
+                    "Client %d sent an update far larger than usual in round %d%s: such updates are left out.",
+                    i, t + 1, self.label,
+                )  # fmt: skip
+                self.left_out.add(i)
+        return used
 
     def _warn(self, diverged: np.ndarray, t: int) -> None:
         for i in diverged.tolist():
@@ -260,6 +282,13 @@ class Driver:
                 f"{self.alg.name} keeps something per client at the server, but nothing for those who are held out; "
                 "give the method a function 'admit', or set holdout_clients=0."
             ) from None
+
+
+def _without(up: Tree, used: Tensor) -> Tree:
+    """The uploads with NaN in place of those that are not used, for a method that handles diverged clients itself."""
+    return tree_map(
+        lambda v: v.masked_fill(~used.view(-1, *[1] * (v.dim() - 1)), math.nan) if v.is_floating_point() else v, up
+    )
 
 
 def _blocks(ids: np.ndarray, bytes_per_client: int, stacked_runs: int) -> list[np.ndarray]:

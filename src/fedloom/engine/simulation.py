@@ -21,6 +21,7 @@ class State(NamedTuple):
     server: Tree
     post: dict[str, np.ndarray]
     store: Snapshot
+    recent: np.ndarray | None = None  # norms of recent updates, for screening
 
 
 class Simulation:
@@ -54,8 +55,12 @@ class Simulation:
         return self.clients.cohort(self.driver.first_request())
 
     def state(self) -> State:
-        return State(self.driver.t, self.driver.server, self.driver.post, self.store.snapshot())
+        screening = self.driver.screening
+        recent = None if screening is None else screening.recent
+        return State(self.driver.t, self.driver.server, self.driver.post, self.store.snapshot(), recent)
 
     def restore(self, saved: State) -> None:
         self.driver.t, self.driver.server, self.driver.post = saved.t, saved.server, saved.post
         self.store.restore(saved.store)
+        if self.driver.screening is not None and saved.recent is not None:
+            self.driver.screening.recent = saved.recent

@@ -53,6 +53,7 @@ class Checkpoints:
                 "server": state.server,
                 "post": {split: torch.from_numpy(found) for split, found in state.post.items()},
                 "store": state.store._asdict(),
+                "screening": {} if state.recent is None else {"recent": torch.from_numpy(state.recent)},
             }
         )
         write_file(self._path(state.t), tensors_writer(tensors, {"round": state.t, "run": self.run}))
@@ -121,4 +122,5 @@ def _state(tensors: dict[str, Tensor], t: int, run: Simulation) -> State:
         server=rebuilt(run.server, tensors, "server"),
         post={k.removeprefix("post/"): v.numpy() for k, v in tensors.items() if k.startswith("post/")},
         store=saved,
+        recent=tensors["screening/recent"].numpy() if "screening/recent" in tensors else None,
     )

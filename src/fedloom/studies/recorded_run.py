@@ -37,6 +37,7 @@ class RecordedRun:
             make_store=partial(make_store, kind=s.store, folder=folder, unverified=unverified),
             unseen=eval_unseen_ids(s, data),
             join_rounds=s.join_rounds,
+            screening=s.screening,
             label=self.label,
         )
         return self.simulation
