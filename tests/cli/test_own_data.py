@@ -13,6 +13,8 @@ import pytest
 from helpers import make_unfinished, run_cli
 from owndata import TEXT_FEATURES, arrays, csv, hugging_face, pictures, png, rows, stream, texts, write
 
+from fedloom.data import limits
+
 GOOD = rows()
 X = np.random.default_rng(0).normal(size=(12, 3))
 Y = np.arange(12) % 2
@@ -22,6 +24,7 @@ C = np.repeat(["a", "b", "c"], 4)
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(limits, "INFLATED", 10 << 20)  # a smaller bomb is enough
 
 
 def changed(row, column, value):
@@ -73,6 +76,22 @@ def linked(make, path, target):
         return made
 
     return both
+
+
+def piped(make, path):
+    """`make`, with one more named pipe."""
+
+    def both(d):
+        made = make(d)
+        os.mkfifo(d / path)
+        return made
+
+    return both
+
+
+def broken_description(path):
+    pq.write_table(texts().replace_schema_metadata({b"huggingface": b'{"info": [}'}), path)
+    return path
 
 
 def saved(**given):
@@ -193,6 +212,51 @@ MISTAKES = {
         linked(sites(), "data/rome.csv", "absent.csv"), None,
         ["data/rome.csv is a link that leads nowhere"],
     ),
+    "pipe": (piped(sites(), "data/rome.csv"), None, ["data/rome.csv is a pipe, a socket or a device"]),
+    "device": (linked(sites(), "data/rome.csv", "/dev/zero"), None, ["data/rome.csv is a pipe, a socket or a device"]),
+    "a pipe alone": (piped(sites(), "pipe.csv"), "./pipe.csv", ["pipe.csv is a pipe, a socket or a device"]),
+    "folder by two links": (
+        linked(linked(also(sites(), "more/x.csv"), "data/a", "../more"), "data/b", "../more"), None,
+        ["data/a and data/b are the same folder, by a link"],
+    ),
+    "name with a line break": (also(sites(), "data/a\nb.csv", "x"), None, [r"data/a\nb.csv has a line break"]),
+    "name in another encoding": (also(sites(), "data/gro\udcdf.csv", "x"), None, [r"data/gro\udcdf.csv has", "UTF-8"]),
+    "client of 5000 digits": (
+        data(changed(5, 0, "1" * 5000)), None, ["data.csv, row 5: the client 'client' is '111", "of 5000 characters"]
+    ),
+    "label of 5000 digits": (
+        data(changed(5, 3, "1" * 5000).replace("ill", "1").replace("well", "0")), None,
+        ["data.csv, row 5: the label 'label' is '111", "of 5000 characters"],
+    ),
+    "client with a line break": (
+        data(changed(5, 0, '"Ber\nlin"')), None, ["the client 'client' is 'Ber lin', a name with a line break"]
+    ),
+    "column with a long name": (data(csv(GOOD, f"client,{'a' * 5000},sex,label")), None, ["a name of 5000 characters"]),
+    "numbers with decimal commas": (
+        data(csv(rows(80)).replace(",", ";").replace(".", ",")), None,
+        ["Column 'age' is read as words", "decimal comma", "write them with a point"],
+    ),
+    "nothing but a number with a decimal comma": (
+        data(csv([(r[1], r[3]) for r in rows(80)], "age,label").replace(",", ";").replace(".", ",")), None,
+        ["Column 'age' is read as words", "decimal comma"],
+    ),
+    "some numbers with decimal commas": (
+        data(changed(6, 1, '"3,5"')), None, ["data.csv, row 6: column 'age' has '3,5'", "a point instead of the comma"]
+    ),
+    "description of columns": (
+        lambda d: broken_description(d / "data.parquet"), None,
+        ["data.parquet has a damaged description of its columns"],
+    ),
+    "arrays: token ids": (
+        saved(x=np.arange(36).reshape(12, 3) * 10**7, y=Y), "kind=sequence",
+        ["data.npz, row 11: a token id is 350000000", "number the V words"],
+    ),
+    "bomb": (
+        lambda d: write(
+            d / "data.csv.gz", gzip.compress(b"client,age,label\n") + gzip.compress(b"a,1,x\n" * 170_000, 9) * 20
+        ), None,
+        ["data.csv.gz inflates to more than 200 times its size", "unpack it first"],
+    ),
     "nothing readable": (data("x", "data/notes.docx"), "./data", ["data has nothing that FedLoom reads", "notes.docx"]),
     "empty folder": (also(data(""), "data/.keep"), "./data", ["data has nothing that FedLoom reads, nothing"]),
     "tables and pictures": (also(sites(), "data/x/y.png", png()), None, ["files of different kinds", "x/y.png"]),
@@ -301,6 +365,67 @@ def test_a_file_that_must_not_be_read_is_named(tmp_path, monkeypatch, capsys):
     code, out, err = run_cli(monkeypatch, capsys, "run", "--dataset", folder)
     assert (code, out) == (2, "")
     assert "data/paris.csv cannot be read (permission denied)" in err
+
+
+WARNINGS = {
+    "capitals": (
+        csv([(*r[:3], {"ill": ["Yes", "yes"], "well": ["no", "No"]}[r[3]][i % 2]) for i, r in enumerate(rows(60))]),
+        "Classes that differ in capitals only count as different ones: 'No' and 'no', 'Yes' and 'yes'; write them "
+        "alike if they are the same.",
+    ),
+    "a code of the label": (
+        csv([(*r, "I21" if r[3] == "ill" else "Z00") for r in GOOD], "client,age,sex,label,code"),
+        "Every value of column code comes with one class only, so it may leak the label; unless it is known before the "
+        "label, leave it out with --set ignore=code.",
+    ),
+    "copies of the label": (
+        csv([(*r, r[3], int(r[3] == "ill")) for r in GOOD], "client,age,sex,label,outcome,ill"),
+        "Every value of columns outcome, ill comes with one class only, so they may leak the label; unless they are "
+        "known before the label, leave them out with --set ignore=outcome,ill.",
+    ),
+    "decimal commas": (
+        csv([(*r[:3], f'"{i % 5},5"', r[3]) for i, r in enumerate(GOOD)], "client,age,sex,dose,label"),
+        "Column 'dose' is read as words, but '0,5' and others look like numbers with a decimal comma; write them with "
+        "a point (3.14).",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def warned(caplog):
+    """A function that returns what FedLoom has warned of."""
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "fedloom"]
+
+
+SHORT = ("--rounds", "1", "--no-save", "--plan", "stacked-eager")
+
+
+@pytest.mark.parametrize("kind", WARNINGS)
+def test_data_that_are_not_what_they_seem_get_a_warning(kind, tmp_path, monkeypatch, capsys, warned):
+    text, sentence = WARNINGS[kind]
+    write(tmp_path / "data.csv", text)
+    code, out, _ = run_cli(monkeypatch, capsys, "data", "check", "data.csv", "--json")
+    assert code == 0
+    assert [remark["text"] for remark in json.loads(out)["remarks"]].count(sentence) == 1
+    assert warned() == []  # once is enough
+    write(tmp_path / "data.csv", text + "\n")  # a change, so that the run reads it again
+    code, _, _ = run_cli(monkeypatch, capsys, "run", "fedavg", "--dataset", "data.csv", *SHORT)
+    assert code == 0
+    assert warned() == [sentence]
+
+
+def test_of_many_warnings_a_run_prints_a_few(tmp_path, monkeypatch, capsys, warned):
+    made = [(r[0], r[1], *[f'"{i % 5},5"'] * 9, r[3]) for i, r in enumerate(GOOD)]
+    write(tmp_path / "data.csv", csv(made, ",".join(["client,age", *(f"c{k}" for k in range(9)), "label"])))
+    run_cli(monkeypatch, capsys, "run", "fedavg", "--dataset", "data.csv", *SHORT)
+    assert len(warned()) == 4
+    assert warned()[3] == "There are 6 more warnings like this one; 'fedloom data check' prints them."
+
+
+def test_a_run_records_the_number_of_clients_that_the_data_have(tmp_path, monkeypatch, capsys):
+    write(tmp_path / "data.csv", csv([(f"hospital {i % 8}", *r[1:]) for i, r in enumerate(rows(160))]))
+    run_cli(monkeypatch, capsys, "run", "fedavg", "--dataset", "data.csv", "--out", "r", *SHORT[:2])
+    assert "\nclients: 8\n" in (tmp_path / "r/config.yaml").read_text()
 
 
 def test_a_check_collects_what_is_wrong_and_says_what_is_there(tmp_path, monkeypatch, capsys):

@@ -21,7 +21,7 @@ class Example:
     split: tuple[float, float, float] = setting((0.7, 0.1, 0.2), "three numbers", low=0)
     widths: tuple[int, ...] = setting((64,), "some numbers", low=1)
     free: Any = setting(None, "anything")  # noqa: RUF009 - a field, as the others are
-    seed: int = setting(0, "a whole number of any size", low=0)
+    seed: int = setting(0, "a large number", low=0)
 
 
 def made(**values):
@@ -48,7 +48,7 @@ def test_fields_know_their_meaning_and_range():
         ("count", "7.0", 7),
         ("count", "1e1", 10),
         ("seed", "9007199254740993", 2**53 + 1),  # not a float
-        ("seed", 2**64 + 1, 2**64 + 1),
+        ("seed", 2**63 - 1, 2**63 - 1),
         ("rate", 2, 2.0),
         ("rate", "1e-3", 0.001),
         ("word", "x", "x"),
@@ -94,7 +94,13 @@ def test_words_for_false_are_false(value):
         ("count", "2.5", ["count", "whole number", "'2.5'"]),
         ("count", 2.5, ["count", "whole number", "'2.5'"]),
         ("count", True, ["count", "whole number", "'True'"]),
-        ("count", None, ["count", "whole number", "'None'"]),
+        ("count", None, ["count", "has no value"]),
+        ("fast", None, ["fast", "has no value"]),
+        ("kind", None, ["kind", "has no value"]),
+        ("split", None, ["split", "has no value"]),
+        ("word", "a\0", ["word", "not text", r"'a\x00'"]),
+        ("word", "\ud800", ["word", "not text", r"'\ud800'"]),
+        ("seed", "x" * 100, ["seed", f"'{'x' * 57}...'"]),
         ("count", "nan", ["count", "whole number"]),
         ("count", "inf", ["count", "whole number"]),
         ("count", [1], ["count", "whole number"]),
@@ -133,6 +139,10 @@ def test_a_list_of_any_length_is_not_said_to_take_two_numbers():
     [
         ("count", 0, ["count", "at least 1", "not 0"]),
         ("count", 11, ["count", "at most 10", "not 11"]),
+        ("seed", 2**63, ["seed", "below 2^63", "not 9223372036854775808"]),
+        ("rate", 3.5e38, ["rate", "at most 3.4e+38", "float32", "not 3.5e+38"]),
+        ("rate", "1e-46", ["rate", "at least 1.4e-45", "float32"]),
+        ("split", "1e39/0/0", ["split", "float32"]),
         ("rate", 0, ["rate", "greater than 0", "not 0"]),
         ("rate", "-0.1", ["rate", "greater than 0", "not -0.1"]),
         ("share", -0.01, ["share", "at least 0", "not -0.01"]),

@@ -4,6 +4,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from filelock import FileLock
 from helpers import run_cli
 from sentences import user_error
 
-from fedloom.data import fetch
+from fedloom.data import fetch, limits
 from fedloom.data.dataset import DATASETS, Dataset, Source, locate
 from fedloom.data.sets import (
     agnews,
@@ -356,7 +357,13 @@ def test_a_file_that_changed_on_disk_is_noticed(site, publish, tmp_path):
         fetch.download(data, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"file.bin": 3}', '{"file.bin": {"sha256": "x"}}'])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"file.bin": 3}', '{"file.bin": {"sha256": "x"}}', '{"file.bin": {"sha256": 1, "unpacked": []}}',
+     '{"file.bin": {"sha256": "x", "unpacked": 3}}', '{"file.bin": {"sha256": "x", "unpacked": [["a"], 3]}}', "", "3",
+     "[" * 100_000, "9" * 5000],
+    ids=lambda text: text[:50],
+)  # fmt: skip
 def test_a_damaged_record_is_named(publish, tmp_path, text):
     data = publish()
     folder = tmp_path / data.name
@@ -364,6 +371,36 @@ def test_a_damaged_record_is_named(publish, tmp_path, text):
     (folder / "checksums.json").write_text(text)
     with user_error(str(folder / "checksums.json"), "delete it"):
         fetch.download(data, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "3", '{"url": 3}', "[" * 100_000, '{"url": "%s", "validator": ["x"], "size": 300000}',
+     '{"url": "%s", "validator": "a\\nb: c", "size": 300000}', '{"url": "%s", "validator": "x", "size": "all"}'],
+    ids=lambda text: text[:60],
+)  # fmt: skip
+def test_a_damaged_note_about_a_part_only_means_that_the_download_begins_again(site, publish, tmp_path, text):
+    data = publish()
+    folder = tmp_path / data.name
+    folder.mkdir()
+    (folder / "file.bin.part").write_bytes(OTHER[:1000])
+    (folder / "file.bin.part.json").write_text(text.replace("%s", f"{site.url}/a"))
+    fetch.download(data, tmp_path)
+    assert (folder / "file.bin").read_bytes() == DATA
+    assert files_in(folder) == ["checksums.json", "file.bin"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+@pytest.mark.parametrize("name", ["file.bin", "file.bin.part", "file.bin.part.json", "checksums.json"])
+def test_a_pipe_or_a_folder_where_a_file_should_be_is_named_before_anything_is_fetched(
+    site, publish, tmp_path, name, make
+):
+    data = publish()
+    (tmp_path / data.name).mkdir()
+    make(tmp_path / data.name / name)
+    with user_error(f"{name} is a", "not a file; remove it"):
+        fetch.download(data, tmp_path)
+    assert site.requests == []
 
 
 # -- archives
@@ -507,6 +544,16 @@ def test_an_archive_that_the_disk_cannot_hold_is_refused(publish, tmp_path, monk
     data = publish(file, bomb, unpack=True)
     with user_error(file, "more than the 2000000 bytes"):
         fetch.download(data, tmp_path)
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("file", PACKERS)
+def test_an_archive_that_inflates_too_much_is_refused_also_in_an_archive(publish, tmp_path, monkeypatch, file):
+    monkeypatch.setattr(limits, "INFLATED", 100_000)
+    bomb = PACKERS[file]({"zeros": bytes(3_000_000)})
+    for name, raw in ((file, bomb), ("b.zip", zipped({"inner.zip": zipped({"zeros": bytes(3_000_000)})}))):
+        with user_error(name, "than 200 times its size"):
+            fetch.download(publish(name, raw, unpack=True), tmp_path)
     assert files_in(tmp_path) == []
 
 

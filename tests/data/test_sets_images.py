@@ -252,7 +252,7 @@ def test_a_folder_instead_of_a_file_is_named(tmp_path):
     write_compact_cifar10(tmp_path)
     (tmp_path / "train.npz").unlink()
     (tmp_path / "train.npz").mkdir()
-    with user_error(str(tmp_path / "train.npz"), "cannot be read (is a directory)"):
+    with user_error(str(tmp_path / "train.npz"), "is a folder, not a file"):
         load(Cifar10, tmp_path)
 
 

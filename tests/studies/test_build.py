@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from helpers import methods
+from helpers import methods, run_cli
 from torch import nn
 
 import fedloom
@@ -50,3 +50,14 @@ def test_a_batch_is_at_most_the_largest_client():
     task = make_task(configure("fedavg", values={"clients": 5, "batch_size": 10**9}))
     assert task.batch_size == max(int(rows.sizes.max()) for rows in task.data.splits.values())
     assert make_task(configure("fedavg", values={"clients": 5, "batch_size": 7})).batch_size == 7
+
+
+@pytest.mark.parametrize("name", ["fedavg", "local", "pfedhn", "page"])
+def test_a_run_in_which_all_clients_diverge_says_so_and_exits_with_1(name, monkeypatch, capsys, caplog):
+    small = ("--clients", "4", "--rounds", "2", "--plan", "stacked-eager", "--set", "server_share=0.1", "--no-save")
+    tuned = ("--set", "lr_max=1e30", "--set", "lr_min=1e29") if name == "page" else ("--lr", "1e30")
+    code, _, err = run_cli(monkeypatch, capsys, "run", name, *small, *tuned)
+    assert code == 1, err
+    assert "All clients diverged, so the results mean nothing; use a smaller lr." in caplog.text + err
+    code, _, _ = run_cli(monkeypatch, capsys, "run", name, *small)
+    assert code == 0

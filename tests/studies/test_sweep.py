@@ -14,9 +14,10 @@ from torch import nn
 
 import fedloom
 import fedloom.studies.sweep
-from fedloom.config.resolve import describe, difference
+from fedloom.config.resolve import configure, describe, difference
 from fedloom.core.federation import Federation, Ragged
 from fedloom.runs.directory import RunDirectory
+from fedloom.studies.study import Study
 from fedloom.studies.sweep import parse_grid, read_sweep, sweep
 
 TASK = {
@@ -135,6 +136,15 @@ def test_settings_that_cannot_be_stacked_are_swept_too():
     assert groups == [("fedrep", 2, 0, 2), ("fedrep", 2, 1, 2)]
 
 
+def test_the_folder_of_a_run_with_a_long_name_can_be_made(tmp_path):
+    names = [f"lr=0.1{'0' * zeros}" for zeros in (300, 301)]
+    study = Study(file="", read=None, config={}, names=names, runs=[configure("fedavg")] * 2, groups=[])
+    paths = [study.path(tmp_path, place) for place in range(2)]
+    assert len(set(paths)) == 2
+    for path in paths:
+        path.mkdir(parents=True)
+
+
 MISTAKES = {
     "no grid": ({"grid": {}}, ["needs a grid"]),
     "no values": ({"grid": {"lr": []}}, ["no values for 'lr'"]),
@@ -147,6 +157,8 @@ MISTAKES = {
     "seed": ({"seed": 3}, ["seeds instead of a seed"]),
     "seed in the grid": ({"grid": {"seed": [1, 2]}}, ["seeds instead of a seed"]),
     "section": ({"grid": {"model": ["mlp", "logreg"]}}, ["'model' is none"]),
+    "methods": ({"grid": {"per_method": [1, 2]}}, ["'per_method' is none"]),
+    "too many runs": ({"grid": {k: range(1, 101) for k in ("lr", "lam", "clip")}}, ["1000000 runs are more than"]),
     "task": ({"grid": {"clients": [5, 10]}}, ["'clients' changes the task"]),
     "partition": ({"grid": {"partition.beta": [0.1, 1]}}, ["'partition.beta' changes the task"]),
     "method and task": ({"algorithm": "pfedme", "grid": {"lr": [0.01, 1.0]}}, ["diverges where lr"]),

@@ -27,7 +27,7 @@ class PFedHN(Algorithm):
     shared = "the client's own model w_i, generated"
     private = "nothing (hypernetwork phi and embeddings v_i are the server's)"
 
-    hidden: int = setting(5, "hidden layers of the hypernetwork, 100 units each", low=0)
+    hidden: int = setting(5, "hidden layers of the hypernetwork, 100 units each", low=0, high=1000)
     embedding: int | None = setting(None, "e, size of an embedding [1 + N/4]", low=1)
     hn_rank: int | None = setting(None, "rank of its output layers [full]; less memory", low=1)
     hn_lr: float = setting(0.01, "alpha, step size of the hypernetwork", above=0)

@@ -37,7 +37,7 @@ class PFedKT(FedAvg):
     global_slot = "omega"
 
     emb_dim: int = setting(13, "e, length of the embedding of a chunk", low=1)
-    n_hidden: int = setting(1, "hidden layers of the hypernetwork after its first", low=0)
+    n_hidden: int = setting(1, "hidden layers of the hypernetwork after its first", low=0, high=1000)
     mu: float = setting(0.001, "mu, weight of the contrastive loss", low=0, high=1)
     alpha: float = setting(0.1, "alpha, margin of the triplet loss", low=0)
     eta_hn: float = setting(0.005, "eta_HN, step size of the hypernetwork", low=0)

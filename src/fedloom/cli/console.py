@@ -5,11 +5,15 @@ import logging
 from rich.console import Console
 from rich.logging import RichHandler
 
+from fedloom.cli.main import imports_done
+
 out, err = Console(), Console(stderr=True)
 
 
-def log(verbose: bool) -> None:
-    """Send log records to stderr: warnings, and with `verbose` also what the engine decides."""
+def begin(verbose: bool = False) -> None:
+    """To be called when a command has imported what it needs. Log records go to stderr: warnings, and with `verbose`
+    also what the engine decides."""
+    imports_done()
     level = logging.INFO if verbose else logging.WARNING
     handler = RichHandler(level, console=err, show_time=False, show_path=False, show_level=False)
     logging.basicConfig(level=level, format="%(message)s", handlers=[handler])

@@ -8,7 +8,7 @@ import typer
 
 from fedloom.cli import display
 from fedloom.cli.check_report import print_check
-from fedloom.cli.console import err, log, out
+from fedloom.cli.console import begin, err, out
 from fedloom.cli.options import SETTINGS, pairs, with_settings
 
 app = typer.Typer(help="Fetch data, look at data, before training.", rich_markup_mode=None, invoke_without_command=True)
@@ -39,7 +39,6 @@ def check(
     json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
 ) -> None:
     """Check your own data: what is there, and what is wrong with it, before any training."""
-    log(False)
     from fedloom.config.resolve import configure
     from fedloom.core.errors import UserError
     from fedloom.core.settings import build
@@ -47,6 +46,7 @@ def check(
     from fedloom.data.user_data.check import check as examine
     from fedloom.studies.build import make_task
 
+    begin()
     count = {} if clients is None else {"clients": clients}
     settings = {key.removeprefix("dataset."): value for key, value in pairs(set_ or []).items()}
     dataset = build(OwnData, {**settings, "path": path}, "your own data")
@@ -74,11 +74,11 @@ def show_(
     json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
 ) -> None:
     """Show how a data set would be divided among clients, without training."""
-    log(False)
     from fedloom.config.resolve import combine, resolve
     from fedloom.report import partition
     from fedloom.studies.build import make_data
 
+    begin()
     if picture is not None:
         partition.check_image_path(picture)
     federation = make_data(resolve(combine({"device": "cpu"}, config)))
@@ -96,10 +96,10 @@ def download(
     ] = None,
 ) -> None:
     """Fetch a data set from its publisher; what is there already is not fetched again."""
-    log(False)
     from fedloom.data import fetch
     from fedloom.data.dataset import DATASETS, folders
 
+    begin()
     dataset = DATASETS[name]
     if dataset.built_in:
         out.print(f"{name} needs no download: {dataset.about}.", highlight=False, soft_wrap=True)

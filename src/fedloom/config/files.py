@@ -4,7 +4,8 @@ A *config dict* is a plain mapping, as in a YAML file: the settings of a run by 
 `partition` and `model` a name or a mapping of a name and settings.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Hashable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,33 +13,98 @@ from typing import Any
 import yaml
 
 from fedloom import __version__
-from fedloom.core.errors import UserError, nearest, unknown
+from fedloom.core.errors import UserError, check_path, is_plain_text, nearest, shown, unknown
 
 ConfigDict = dict[str, Any]
 SECTIONS = ("algorithm", "dataset", "partition", "model")
+LARGEST = 1 << 20  # bytes of a file; parsing takes seconds then
+DEEPEST = 10  # levels of lists and mappings
+LONGEST_INTEGER = 40  # characters, more than any 64-bit number needs
 FORMAT = 2  # of run directories and their config.yaml; since 2 they have a manifest
 
 
 def read_config(path: Path) -> ConfigDict:
     """A config dict from a YAML file."""
+    return {key: value for key, value in parse_config(_read(path), str(path)).items() if key != "about"}
+
+
+def _read(path: Path) -> str:
+    check_path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise UserError(f"{path} is too large for a configuration: it has more than {LARGEST >> 20} MiB.")
+        return content.decode()
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file; a configuration is YAML such as 'lr: 0.1'.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}).") from None
-    return {key: value for key, value in parse_config(text, str(path)).items() if key != "about"}
 
 
 class _Loader(yaml.SafeLoader):
-    """Rejects a key that occurs twice, which YAML allows but is always a mistake."""
+    """Reads names, numbers, lists and mappings, and nothing else that YAML allows: tags and aliases, which could make a
+    small file huge, a key that occurs twice, and numbers that look like other numbers, such as 010, which is 8."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        line = f"line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.AliasEvent):
+            raise UserError(f"{line} has the alias '*{shown(event.anchor)}'; write the value itself")
+        if event.tag is not None:
+            tag = shown(event.tag.replace("tag:yaml.org,2002:", "!!"))
+            raise UserError(f"{line} has the tag '{tag}'; leave it out, as a configuration has plain values only")
+        if isinstance(event, yaml.ScalarEvent) and not is_plain_text(event.value):
+            raise UserError(f"{line} has a character that is not text")
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise UserError(f"{line} has more than {DEEPEST} levels, and a configuration has four")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise UserError(f"'{key}' occurs twice")
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):
+                if key in seen:
+                    raise UserError(f"'{shown(key)}' occurs twice")
+                seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def construct_integer(self, node: yaml.ScalarNode) -> int:
+        text, line = node.value.replace("_", ""), f"line {node.start_mark.line + 1}"
+        if len(text) > LONGEST_INTEGER:
+            raise UserError(f"{line} has the number {shown(text)}, which is too large")
+        if re.fullmatch(r"[-+]?0\d+", text):
+            octal = f", or {int(text, 8)} if it is octal" if not set("89") & set(text) else ""
+            raise UserError(f"{line} has {text}, and a leading zero means octal in YAML; write {int(text)}{octal}")
+        return int(text, 0)
+
+
+_NUMBERS = {  # as in YAML, without octal and sexagesimal ones (1:30 is 90), which nobody means
+    "int": r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)$",
+    "float": r"[-+]?([0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?|\.(inf|Inf|INF))$"
+    r"|\.(nan|NaN|NAN)$",
+}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag.rpartition(":")[2] in ("bool", "null")]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _kind_of_number, _pattern in _NUMBERS.items():
+    _tag = f"tag:yaml.org,2002:{_kind_of_number}"
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list("-+.0123456789"))
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a list that occurs twice in full."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def parse_config(text: str, source: str) -> ConfigDict:
@@ -47,7 +113,7 @@ def parse_config(text: str, source: str) -> ConfigDict:
         found = yaml.load(text, _Loader)
     except UserError as error:
         raise UserError(f"{source} is not valid: {error}.") from None
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         raise UserError(f"{source} is not valid YAML{where}; a configuration has lines such as 'lr: 0.1'.") from None
@@ -58,16 +124,17 @@ def parse_config(text: str, source: str) -> ConfigDict:
     check_format(found.pop("fedloom", None), source)
     for key, value in found.items():
         if not isinstance(key, str):
-            raise UserError(f"{source} has '{key}' where the name of a setting should be.")
+            raise UserError(f"{source} has '{shown(key)}' where the name of a setting should be.")
         if key in SECTIONS and not isinstance(value, str | dict):
             raise UserError(f"{source} must give {key} as a name or with settings below it, not as {_kind(value)}.")
         if isinstance(value, dict) and key not in (*SECTIONS, "per_method"):
             raise UserError(f"{source} has settings below '{key}'; {nearest(key, (*SECTIONS, 'per_method'))}")
-    _check_per_method(found.get("per_method", {}), source)
+    check_per_method(found.get("per_method", {}), source)
     return found
 
 
-def _check_per_method(special: Any, source: str) -> None:
+def check_per_method(special: Any, source: str) -> None:
+    """Raise UserError unless this is a mapping of methods to settings; `source` names where it is from."""
     if not isinstance(special, dict):
         raise UserError(f"{source} must give per_method as methods with settings below them, not as {_kind(special)}.")
     for method, values in special.items():
@@ -87,19 +154,21 @@ def check_format(header: Any, source: str) -> None:
 def written_format(path: Path) -> int:
     """The format that a file of FedLoom was written in; the present one if the file cannot be read."""
     try:
-        return int(yaml.load(path.read_text(encoding="utf-8"), _Loader)["fedloom"]["format"])
-    except (OSError, UserError, yaml.YAMLError, ValueError, TypeError, KeyError, RecursionError):
+        return int(yaml.load(_read(path), _Loader)["fedloom"]["format"])
+    except (UserError, yaml.YAMLError, ValueError, TypeError, KeyError):
         return FORMAT
 
 
 def to_yaml(config: Mapping[str, Any]) -> str:
     """A config dict as YAML text."""
     header = {"fedloom": {"version": __version__, "format": FORMAT}}
-    return yaml.safe_dump({**header, **config}, sort_keys=False, allow_unicode=True)
+    return yaml.dump({**header, **config}, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _kind(value: Any) -> str:
-    return {list: "a list", str: "a word", bool: "true or false", type(None): "nothing"}.get(type(value), f"'{value}'")
+    return {list: "a list", str: "a word", bool: "true or false", type(None): "nothing"}.get(
+        type(value), f"'{shown(value)}'"
+    )
 
 
 def presets() -> dict[str, ConfigDict]:

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import nn
 
-from fedloom.config.files import SECTIONS, ConfigDict
+from fedloom.config.files import SECTIONS, ConfigDict, check_per_method
 from fedloom.config.settings import Settings
 from fedloom.core.algorithm import ALGORITHMS, Algorithm
-from fedloom.core.errors import UserError, nearest
+from fedloom.core.errors import UserError, check_path, is_plain_text, nearest, shown
 from fedloom.core.federation import Federation
 from fedloom.core.settings import build, fields
 from fedloom.data.dataset import DATASETS, Dataset
@@ -104,6 +104,8 @@ def configure(
     settings = build(Settings, {**defaults, **by_section.pop("run")}, "a run")
     made = {name: build(classes[name], found, f"{name} '{classes[name].name}'") for name, found in by_section.items()}
     folder = None if data_dir is None else Path(data_dir)
+    if folder is not None:
+        check_path(folder)
     return Config(settings, **{**owners, **made}, head=head, data_dir=folder)
 
 
@@ -121,8 +123,8 @@ def _expanded(cls: type[Algorithm], given: dict[str, Any]) -> dict[str, Any]:
     wanted, rest = given[VARIANT], {key: value for key, value in given.items() if key != VARIANT}
     if not cls.variants:
         raise UserError(f"algorithm '{cls.name}' has no variants.")
-    if wanted not in cls.variants:
-        raise UserError(f"variant cannot be '{wanted}'; {nearest(str(wanted), list(cls.variants))}")
+    if not isinstance(wanted, str) or wanted not in cls.variants:
+        raise UserError(f"variant cannot be '{shown(wanted)}'; {nearest(str(wanted), list(cls.variants))}")
     return {**cls.variants[wanted], **rest}
 
 
@@ -133,7 +135,7 @@ def _by_section(values: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[s
         if dot:
             if section not in classes or section == "run":
                 raise UserError(
-                    f"'{key}' does not name a section; {nearest(section, [s for s in classes if s != 'run'])}"
+                    f"'{shown(key)}' does not name a section; {nearest(section, [s for s in classes if s != 'run'])}"
                 )
             by_section[section][bare] = value
             continue
@@ -141,7 +143,9 @@ def _by_section(values: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[s
         if not having:
             known = [field for cls in classes.values() for field in fields(cls)]
             word = SYNONYMS.get(key.lower(), key)
-            raise UserError(f"Unknown setting '{key}'; {nearest(word, [*known, word] if word != key else known)}")
+            raise UserError(
+                f"Unknown setting '{shown(key)}'; {nearest(word, [*known, word] if word != key else known)}"
+            )
         if len(having) > 1:
             options = " or ".join(f"{name}.{key}" for name in having)
             raise UserError(f"'{key}' is a setting of both {' and '.join(having)}; write {options}.")
@@ -170,6 +174,7 @@ def combine(*configs: Mapping[str, Any]) -> ConfigDict:
             for name in new:  # overrides the same key without a section
                 made.pop(name, None)
             _override(special, new)
+        check_per_method(config.get("per_method", {}), "The configuration")
         for method, values in config.get("per_method", {}).items():
             special[method] = {**special.get(method, {}), **values}
     return {**made, "per_method": special} if any(special.values()) else made
@@ -198,7 +203,10 @@ def resolve(config: Mapping[str, Any]) -> Config:
     names: dict[str, Any] = {}
     asked = combine(config)
     method = str(asked.get("algorithm", {}).get("name", "ditto"))
-    asked = combine(asked, asked.pop("per_method", {}).get(method, {}))
+    special = asked.pop("per_method", {})
+    for name in special:
+        ALGORITHMS[str(name)]  # raises UserError for an unknown one
+    asked = combine(asked, special.get(method, {}))
     for key, value in sorted(asked.items(), key=lambda item: item[0] not in SECTIONS):
         if key in SECTIONS:
             if value.get("own") is True:
@@ -214,8 +222,10 @@ def resolve(config: Mapping[str, Any]) -> Config:
         else:
             values[key] = value
     for key, name in names.items():
-        if not isinstance(name, str) and not (key in NOT_SETTINGS and name is None):
-            raise UserError(f"{key} must be a word, not '{name}'.")
+        if key in NOT_SETTINGS and name is None:
+            continue
+        if not isinstance(name, str) or not is_plain_text(name):
+            raise UserError(f"{key} must be a word, not {shown(name)!a}.")
     return configure(**{k: v for k, v in names.items() if v is not None}, values=values)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+LONGEST = 60  # characters of a value in a message
+
 
 class UserError(Exception):
     """A mistake in a user's input. The message is one sentence: what is wrong, and what to do about it."""
@@ -22,7 +24,28 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def unknown(kind: str, word: object, known: Iterable[str]) -> UserError:
     """The error for a name that is not known; `kind` is what it should name, such as "model"."""
-    return UserError(f"Unknown {kind} '{word}'; {nearest(str(word), known)}")
+    return UserError(f"Unknown {kind} '{shown(word)}'; {nearest(str(word), known)}")
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: a long one is cut."""
+    try:
+        text = str(value)
+    except ValueError:  # Python does not write integers with more than 4300 digits
+        text = f"{type(value).__name__} too long to show"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def check_path(path: str | Path) -> None:
+    """Raise UserError for a path that no file can have."""
+    if not is_plain_text(str(path)):
+        raise UserError(f"{str(path)!a} is not a path, because it has a character that is not text; give another one.")
+
+
+def is_plain_text(text: str) -> bool:
+    """True if a text can be part of a path and of a UTF-8 file: it has no NUL and no lone surrogates, as which Python
+    reads arguments that are not UTF-8."""
+    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 @contextmanager
@@ -39,10 +62,21 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" + "s" * (count != 1)
 
 
+def system_error(error: OSError) -> str:
+    """The sentence for an error of the operating system that nothing else has explained."""
+    reason = _reason(error)
+    if error.filename is None:
+        return f"The output could not be written ({reason}); send it elsewhere, or free some space."
+    return f"{error.filename} cannot be used ({reason}); give another path."
+
+
 def _write_failure(error: OSError, path: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"The disk is full: {path} could not be written; free some space and continue."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{path} cannot be written (no permission); choose another folder."
-    reason = (error.strerror or str(error) or type(error).__name__).splitlines()[0].rstrip(".").lower()
-    return f"{path} could not be written ({reason})."
+    return f"{path} could not be written ({_reason(error)})."
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error) or type(error).__name__).splitlines()[0].rstrip(".").lower()

@@ -11,9 +11,12 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from fedloom.core.errors import UserError, nearest
+from fedloom.core.errors import UserError, is_plain_text, nearest, shown
 
 T = TypeVar("T")
+LARGEST_INT = 2**63 - 1  # that an int64 tensor holds
+LARGEST_FLOAT = (2 - 2**-23) * 2.0**127  # float32, in which a run computes
+SMALLEST_FLOAT = 2.0**-149
 
 
 def setting(
@@ -67,8 +70,14 @@ def convert(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
 
 def _in_range(name: str, number: float, limits: Mapping[str, Any]) -> None:
     low, high, above = limits.get("low"), limits.get("high"), limits.get("above")
+    if isinstance(number, int) and abs(number) > LARGEST_INT:
+        raise UserError(f"{name} must be a whole number below 2^63, not {shown(number)}.")
     if not math.isfinite(number):
         raise UserError(f"{name} must be a finite number, not {number}.")
+    if abs(number) > LARGEST_FLOAT:
+        raise UserError(f"{name} must be at most {LARGEST_FLOAT:.3g}, the largest number of float32, not {number:g}.")
+    if 0 < abs(number) < SMALLEST_FLOAT:
+        raise UserError(f"{name} must be 0 or at least {SMALLEST_FLOAT:.2g}, as float32 has nothing between.")
     if low is not None and number < low:
         raise UserError(f"{name} must be at least {low:g}, not {number:g}.")
     if above is not None and number <= above:
@@ -82,15 +91,16 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
+    if value is None and type(None) not in options:
+        raise UserError(f"{name} has no value; give it one, or leave it out.")
     if origin is Literal:
         if value not in options:
-            raise UserError(f"{name} cannot be '{value}'; {nearest(str(value), [str(o) for o in options])}")
+            word = shown(value)
+            raise UserError(f"{name} cannot be '{word}'; {nearest(word, [str(o) for o in options])}")
         return value
     if origin in (typing.Union, types.UnionType):
-        if value is None or (isinstance(value, str) and value.lower() in ("none", "null") and type(None) in options):
-            if type(None) in options:
-                return None
-            raise UserError(f"{name} needs a value.")
+        if type(None) in options and (value is None or (isinstance(value, str) and value.lower() in ("none", "null"))):
+            return None
         return _typed(name, value, next(o for o in options if o is not type(None)))
     if origin is tuple:
         if isinstance(value, str) and options[0] is str:
@@ -98,7 +108,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         parts = value.replace("/", ",").split(",") if isinstance(value, str) else value
         if not isinstance(parts, list | tuple) or (options[-1] is not Ellipsis and len(parts) != len(options)):
             count = "numbers" if options[-1] is Ellipsis else f"{len(options)} numbers"
-            raise UserError(f"{name} takes {count} such as 0.7/0.1/0.2, not '{value}'.")
+            raise UserError(f"{name} takes {count} such as 0.7/0.1/0.2, not '{shown(value)}'.")
         kinds = [options[0]] * len(parts) if options[-1] is Ellipsis else options
         return tuple(_typed(name, p, kind) for p, kind in zip(parts, kinds, strict=True))
     return _scalar(name, value, hint)
@@ -106,14 +116,14 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 def _scalar(name: str, value: Any, kind: type) -> Any:
     expected = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(kind, str(kind))
-    error = UserError(f"{name} must be {expected}, not '{value}'.")
+    error = UserError(f"{name} must be {expected}, not '{shown(value)}'.")
     if kind is bool:
         if isinstance(value, bool):
             return value
         if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no", "on", "off", "1", "0"):
             return value.lower() in ("true", "yes", "on", "1")
         raise error
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, bool):
         raise error
     if kind in (int, float):
         try:
@@ -129,5 +139,7 @@ def _scalar(name: str, value: Any, kind: type) -> Any:
         except ValueError:  # such as "1e3"
             return int(number)
     if kind is str and isinstance(value, str):
+        if not is_plain_text(value):
+            raise UserError(f"{name} has a character that is not text: {shown(value)!a}.")
         return value
     raise error

@@ -6,24 +6,17 @@ or unpacked and removed. Its sha256 is recorded in checksums.json, and later dow
 
 import http
 import http.client
-import json
 import logging
-import lzma
 import os
 import re
 import shutil
 import socket
-import stat
-import tarfile
 import tempfile
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path, PureWindowsPath
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 from urllib import error as urlerror
 from urllib import request
 from urllib.parse import urlsplit
@@ -32,7 +25,9 @@ from filelock import FileLock, Timeout
 
 from fedloom import __version__
 from fedloom.core.errors import UserError, oserror_as_user_error
+from fedloom.data.archives import ArchiveError, extract
 from fedloom.data.dataset import DATASETS, Dataset, Source, folders
+from fedloom.data.limits import inflated_limit, reason, require_file
 from fedloom.storage.files import Damaged, file_checksum, json_writer, read_json, sync_folder, write_file
 
 log = logging.getLogger("fedloom")
@@ -43,7 +38,6 @@ AGENT = f"fedloom/{__version__}"
 TIMEOUT = 30.0  # seconds without a byte
 TRIES, PAUSE = 3, 2.0  # attempts at each URL; seconds before the second one, doubled each time
 BLOCK = 1 << 16
-FILE_OVERHEAD = 4096  # bytes that even an empty file takes on disk
 
 
 class DownloadError(Exception):
@@ -100,6 +94,10 @@ def _fetch_source(source: Source, folder: Path, on_progress: OnProgress) -> None
     """Make sure that the file of a source, or its unpacked content, is in the folder: download it if it is not."""
     record = _read_record(folder)
     entry, target = record.get(source.file), folder / source.file
+    part = target.with_name(f"{target.name}.part")
+    for path in (target, part, _state_file(part)):
+        if os.path.exists(path):
+            require_file(path)
     unpacked = entry is not None and entry["unpacked"] and all((folder / name).exists() for name in entry["unpacked"])
     if target.is_file():
         try:
@@ -109,7 +107,6 @@ def _fetch_source(source: Source, folder: Path, on_progress: OnProgress) -> None
         return
     if unpacked:
         return
-    part = target.with_name(f"{target.name}.part")
     failures = []
     for url in sorted(source.urls, key=lambda url: url != _read_state(part).get("url")):  # resume first
         try:
@@ -163,11 +160,15 @@ def _store(source: Source, folder: Path, path: Path, record: dict[str, Any], unp
 def _read_record(folder: Path) -> dict[str, Any]:
     """The content of checksums.json, by file; {} if there is none."""
     path = folder / RECORD
-    if not path.exists():
+    if not os.path.exists(path):
         return {}
+    require_file(path)
     try:
         record = read_json(path)
-        valid = all(isinstance(e["sha256"], str) and isinstance(e["unpacked"], list) for e in record.values())
+        valid = all(
+            isinstance(entry["sha256"], str) and all(isinstance(name, str) for name in entry["unpacked"])
+            for entry in record.values()
+        )
     except (Damaged, AttributeError, KeyError, TypeError):
         valid = False
     if not valid:
@@ -289,10 +290,12 @@ def _state_file(part: Path) -> Path:
 def _read_state(part: Path) -> dict[str, Any]:
     """URL, validator and size of the file that `part` is a part of; {} if they are unknown."""
     try:
-        state = json.loads(_state_file(part).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        state = read_json(_state_file(part))
+        url, validator, size = state["url"], state["validator"], state["size"]
+    except (Damaged, KeyError, TypeError):
         return {}
-    return state if isinstance(state, dict) else {}
+    valid = isinstance(url, str) and isinstance(validator, str) and validator.isprintable() and validator.isascii()
+    return {"url": url, "validator": validator, "size": size} if valid and isinstance(size, int | None) else {}
 
 
 def _remove_part(part: Path) -> None:
@@ -316,8 +319,7 @@ def _error_text(error: Exception) -> str:
         return f"no answer within {TIMEOUT:g} s"
     if isinstance(cause, http.client.IncompleteRead):
         return "it broke off"
-    text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-    return text.splitlines()[0].rstrip(".").lower()
+    return reason(cause)
 
 
 # -- archives ---------------------------------------------------------------------------------------------------------
@@ -334,10 +336,14 @@ def _unpack(archive: Path, folder: Path) -> list[str]:
         unpacked, replaced = work / "new", work / "old"
         unpacked.mkdir()
         replaced.mkdir()
-        _extract(archive, unpacked)
-        for inner in sorted(unpacked.glob("*.zip")):  # UCI puts archives into an archive
-            _extract(inner, unpacked)
-            inner.unlink()
+        try:
+            limit = inflated_limit(archive.stat().st_size)
+            extract(archive, unpacked, limit)
+            for inner in sorted(unpacked.glob("*.zip")):  # UCI puts archives into an archive
+                extract(inner, unpacked, limit)
+                inner.unlink()
+        except ArchiveError as error:
+            raise DownloadError(str(error)) from error
         names = sorted(path.name for path in unpacked.iterdir())
         if not names:
             raise DownloadError("the archive is empty")
@@ -355,61 +361,3 @@ def _unpack(archive: Path, folder: Path) -> list[str]:
         return names
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _extract(archive: Path, into: Path) -> None:
-    """Extract an archive into a folder. Raises a DownloadError if it is damaged, has links or devices, would write
-    outside of the folder, or does not fit on the disk."""
-    free = remaining = shutil.disk_usage(into).free
-    try:
-        for name, kind, size, opened in _members(archive):
-            parts = PureWindowsPath(name)  # splits at both kinds of slashes, and knows drives
-            if parts.anchor or ".." in parts.parts or "\0" in name:
-                raise DownloadError(f"its member {name!r} would be written outside of the folder")
-            if kind == "other":
-                raise DownloadError(f"its member {name!r} is a link or a device, not a file")
-            remaining -= size + FILE_OVERHEAD
-            if remaining < 0:
-                raise DownloadError(f"it unpacks to more than the {free} bytes that are free on the disk")
-            target = into.joinpath(*parts.parts)
-            with oserror_as_user_error(target):
-                (target if kind == "folder" else target.parent).mkdir(parents=True, exist_ok=True)
-            if kind == "file":
-                with opened() as member, _open_for_writing(target) as file:
-                    while block := member.read(BLOCK):
-                        with oserror_as_user_error(target):
-                            file.write(block)
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise DownloadError(f"it is no whole archive: {_error_text(error)}") from error
-    except (RuntimeError, NotImplementedError, ValueError, OSError) as error:  # encrypted, unknown compression, damaged
-        raise DownloadError(f"it cannot be unpacked: {_error_text(error)}") from error
-
-
-@contextmanager
-def _open_for_writing(target: Path) -> Iterator[IO[bytes]]:
-    """A file open for writing; errors of opening and closing it are UserErrors, others pass."""
-    with oserror_as_user_error(target):
-        file = target.open("wb")
-    try:
-        yield file
-    finally:
-        with oserror_as_user_error(target):
-            file.close()
-
-
-def _members(archive: Path) -> Iterator[tuple[str, str, int, Callable[[], Any]]]:
-    """The members of a zip or tar file: name, kind ("file", "folder" or "other"), size, a function that opens it."""
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as zip_file:
-            for info in zip_file.infolist():
-                mode = stat.S_IFMT(info.external_attr >> 16)
-                plain = mode in (0, stat.S_IFREG, stat.S_IFDIR)
-                kind = "other" if not plain else "folder" if info.is_dir() else "file"
-                yield info.filename, kind, info.file_size, partial(zip_file.open, info)
-    else:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                kind = "folder" if member.isdir() else "file" if member.isfile() else "other"
-                yield member.name, kind, member.size, partial(tar.extractfile, member)
-            while tar.fileobj is not None and tar.fileobj.read(BLOCK):
-                pass  # read to the end, where gzip's checksum is

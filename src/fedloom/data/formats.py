@@ -1,6 +1,5 @@
 """Readers of file formats that several data sets share. None of them loads a pickle."""
 
-import gzip
 import io
 import lzma
 import math
@@ -19,12 +18,13 @@ from PIL import Image, UnidentifiedImageError
 
 from fedloom.core.errors import UserError
 from fedloom.data.dataset import RawDataset
+from fedloom.data.limits import check_npz, read_blocks, require_file
 
 T = TypeVar("T")
 R = TypeVar("R")
 READ_ERRORS = (
     OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, SyntaxError, MemoryError,
-    NotImplementedError, OverflowError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+    NotImplementedError, OverflowError, RecursionError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
     Image.DecompressionBombError,
 )  # fmt: skip
 NORMALISE = "half: (x - 0.5) / 0.5, as in GPFL; published: by mean and standard deviation of each channel"
@@ -38,6 +38,8 @@ def readable(path: Path, expected: str) -> Iterator[None]:
         path: the file.
         expected: what it should be, as the message says it: "PATH is damaged or not EXPECTED".
     """
+    if os.path.exists(path):
+        require_file(path)
     try:
         yield
     except READ_ERRORS as error:
@@ -55,6 +57,7 @@ def readable(path: Path, expected: str) -> Iterator[None]:
 def open_npz(path: Path) -> Iterator[Any]:
     """Open an .npz file of FedLoom's compact layout; yields its arrays by name."""
     with readable(path, "in FedLoom's compact layout"), path.open("rb") as file:
+        check_npz(path, file)
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError("it is a single array")
@@ -72,7 +75,7 @@ def read_idx(path: Path) -> np.ndarray:
     """Read an array in the IDX format of MNIST, plain or as .gz: two zero bytes, the type (8: bytes, 12: integers), the
     rank, the sizes as big-endian integers, then the data."""
     with readable(path, "in IDX format"):
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        raw = b"".join(read_blocks(path))
         zero, kind, rank = struct.unpack_from(">HBB", raw)
         shape = struct.unpack_from(f">{rank}I", raw, 4)
         require(zero == 0 and kind in (8, 12) and rank > 0, "its head is wrong")

@@ -14,6 +14,7 @@ import numpy as np
 from fedloom.core.errors import UserError
 from fedloom.data.dataset import RawDataset
 from fedloom.data.divide import split_sizes
+from fedloom.data.limits import read_blocks, reason, require_file
 
 # torchtext's "basic_english", in its order: text -> replacement
 REPLACEMENTS = (
@@ -93,12 +94,11 @@ def next_words(users: Sequence[Sequence[Sequence[str]]], words: int, length: int
 
 def read_text(path: Path) -> str:
     """Read a text file in UTF-8, which may be compressed (.xz)."""
+    require_file(path)
     try:
-        raw = path.read_bytes()
-        raw = lzma.decompress(raw) if path.suffix == ".xz" else raw
-    except (OSError, lzma.LZMAError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise UserError(f"{path} is damaged or cannot be read ({reason}); fetch it again.") from None
+        raw = b"".join(read_blocks(path))
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise UserError(f"{path} is damaged or cannot be read ({reason(error)}); fetch it again.") from None
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

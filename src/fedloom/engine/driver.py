@@ -141,8 +141,10 @@ class Driver:
             n = torch.cat([n for n, _ in stats])
             self.stats = mean(tree_map(lambda *rows: torch.cat(rows), *(rows for _, rows in stats)), n)
         self.t = t + 1
+        sizes = [len(turn) for turn in turns]
         of_clients = {
-            name: np.concatenate([one[name] for one in reports]) for name in reports[0] if reports[0][name].ndim
+            name: np.concatenate([one.get(name, np.zeros(n)) for one, n in zip(reports, sizes, strict=True)])
+            for name in dict.fromkeys(name for one in reports for name in one if one[name].ndim)
         }
         of_server = {name: float(value) for name, value in reports[-1].items() if not value.ndim}
         return TrainedRound(t=t, cohort=ids, reports=of_clients, server_report=of_server, bytes_down=down, bytes_up=up)
@@ -161,6 +163,9 @@ class Driver:
         norms, scores, report = to_numpy((replies.norms, replies.scores["post"], replies.report))
         self._remember(at[scored], {split: found[scored] for split, found in scores.items()})
         used = self._screened(ids, norms, bool(replies.up), t)
+        if not used.all():  # 1 for clients whose upload was not used because it was not finite, or too large
+            finite = np.isfinite(norms).all(1)
+            report |= {"diverged": (~finite).astype(float), "left_out": (finite & ~used).astype(float)}
         up, info, stats = replies.up, replies.info, replies.stats
         if not used.all() and self.alg.takes_diverged:
             up = _without(up, torch.from_numpy(used).to(self.task.data.device))
@@ -177,7 +182,7 @@ class Driver:
     def _screened(self, ids: np.ndarray, norms: np.ndarray, uploads: bool, t: int) -> np.ndarray:
         """Which uploads are used; the clients of the others are named in the log."""
         used = np.isfinite(norms).all(1)
-        self._warn(ids[~used], t)
+        self._warn(ids[~used], uploads, t)
         if self.screening is not None and uploads:
             finite = np.flatnonzero(used)
             used[finite] = self.screening.accept(norms[finite])
@@ -189,13 +194,13 @@ class Driver:
                 self.left_out.add(i)
         return used
 
-    def _warn(self, diverged: np.ndarray, t: int) -> None:
+    def _warn(self, diverged: np.ndarray, uploads: bool, t: int) -> None:
+        what = "upload has NaN or infinite values and is left out until it is finite again"
         for i in diverged.tolist():
             if i not in self.diverged:  # one message per client is enough
                 log.warning(
-                    "Client %d diverged in round %d%s: its upload has NaN or infinite values and is left out until it "
-                    "is finite again.",
-                    i, t + 1, self.label,
+                    "Client %d diverged in round %d%s: its %s.",
+                    i, t + 1, self.label, what if uploads else "model has NaN or infinite values",
                 )  # fmt: skip
             self.diverged.add(i)
 

@@ -191,7 +191,7 @@ class WideResNet(Model):
     takes = "images"
     source = "PLGU"
 
-    depth: int = setting(28, "convolutions on the longest way plus the head: 10, 16, 22, ...", low=10)
+    depth: int = setting(28, "convolutions on the longest way plus the head: 10, 16, 22, ...", low=10, high=1000)
     widen: int = setting(10, "the three stages have 16, 32 and 64 times as many channels", low=1)
     dropout: float = setting(0.0, "share that is dropped between the convolutions of a block", low=0, high=1)
 

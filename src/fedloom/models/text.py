@@ -80,7 +80,7 @@ class LstmShakes(Model):
 
     embedding: int = setting(8, "length of a token's vector", low=1)
     width: int = setting(100, "units of an LSTM layer", low=1)
-    layers: int = setting(2, "LSTM layers", low=1)
+    layers: int = setting(2, "LSTM layers", low=1, high=1000)
     dropout: float = setting(0.0, "share of each LSTM layer's output that is dropped in training", low=0, high=1)
     padding: int | None = setting(None, "token id that fills up short sequences at their end [none does]", low=0)
 
@@ -103,7 +103,7 @@ class LstmSo(Model):
 
     embedding: int = setting(192, "length of a token's vector", low=1)
     width: int = setting(256, "units of an LSTM layer", low=1)
-    layers: int = setting(1, "LSTM layers", low=1)
+    layers: int = setting(1, "LSTM layers", low=1, high=1000)
     dropout: float = setting(0.0, "share of each LSTM layer's output that is dropped in training", low=0, high=1)
 
     def build(self, shape: Shape, classes: int, vocab: int | None = None) -> nn.Module:

@@ -14,12 +14,17 @@ from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
 from fedloom.core.keys import rng
+from fedloom.core.settings import fields
 from fedloom.core.task import Task
 from fedloom.data.divide import divide, hold_out, validated
-from fedloom.models.zoo import Model
+from fedloom.data.limits import memory_limit
+from fedloom.device.memory import available_memory
+from fedloom.models.zoo import Model, Shape
 from fedloom.nn.network import Network
 
 log = logging.getLogger("fedloom")
+
+COPIES = 4  # of a model in memory: the global one, a client's, its gradient, and one to check it
 
 
 def find_device(name: str) -> torch.device:
@@ -108,8 +113,33 @@ def _network(config: Config, data: Federation) -> Network:
     if isinstance(model, nn.Module):  # its parameters are everybody's initial ones, whatever the seed
         return Network(lambda: copy.deepcopy(model), config.head, sample, data.dtype, half)
     if isinstance(model, Model):
+        _check_size(model, shape, classes, vocab, data)
         return Network(lambda: model.build(shape, classes, vocab), "head", sample, data.dtype, half)
     return Network(model, config.head, sample, data.dtype, half)
+
+
+def _check_size(model: Model, shape: Shape, classes: int, vocab: int | None, data: Federation) -> None:
+    """Raise UserError if a model is too large for memory: a run needs it at least COPIES times."""
+    try:
+        with torch.device("meta"):  # on which tensors take no memory
+            count = sum(p.numel() for p in model.build(shape, classes, vocab).parameters())
+    except (RuntimeError, TypeError, ValueError) as error:
+        if "overflow" not in str(error):  # of the number of bytes
+            return  # another package's model, which needs values to be built
+        raise UserError(
+            f"Model '{model.name}' is too large for any memory; make it smaller, see {_settings(model)}."
+        ) from None
+    size = COPIES * count * data.dtype.itemsize
+    free = 2 * memory_limit() if data.device.type == "cpu" else available_memory(data.device)
+    if size > free:
+        raise UserError(
+            f"Model '{model.name}' with {count} parameters needs {size / 2**30:.1f} GiB in all, but {free / 2**30:.1f} "
+            f"GiB are free; make it smaller, see {_settings(model)}."
+        )
+
+
+def _settings(model: Model) -> str:
+    return ", ".join(fields(type(model))) or f"fedloom list models {model.name}"
 
 
 def check(alg: Algorithm, task: Task) -> None:

@@ -15,7 +15,7 @@ from fedloom.config.files import ConfigDict, read_config
 from fedloom.config.keywords import from_keywords, takes_settings
 from fedloom.config.resolve import AlgorithmLike, Config, DatasetLike, combine, describe, resolve
 from fedloom.core.algorithm import Algorithm
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, shown
 from fedloom.metrics.leaderboard import BASELINE, METRICS, UNSEEN, RoundScores, RunScores, leaderboard
 from fedloom.metrics.scores import trend
 from fedloom.report.leaderboard import shown_selection, to_csv, to_latex, to_markdown
@@ -191,7 +191,7 @@ def parse_methods(methods: Any) -> list[str]:
     """The methods that a file lists: one name, or a list."""
     found = [methods] if isinstance(methods, str) else methods
     if not isinstance(found, list) or not found or not all(isinstance(method, str) for method in found):
-        raise UserError(f"methods must be a list of names such as [fedavg, 'ditto:lam=0.5'], not '{methods}'.")
+        raise UserError(f"methods must be a list of names such as [fedavg, 'ditto:lam=0.5'], not '{shown(methods)}'.")
     return found
 
 
@@ -202,7 +202,9 @@ def parse_method(text: str) -> dict[str, Any]:
     for item in rest.split(",") if colon else ():
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"A method with settings is written 'ditto:lam=0.5,personal_epochs=2', not '{text}'.")
+            raise UserError(
+                f"A method with settings is written 'ditto:lam=0.5,personal_epochs=2', not '{shown(text)}'."
+            )
         if key.strip() in section:
             raise UserError(f"'{text}' gives '{key.strip()}' twice.")
         section[key.strip()] = value.strip()

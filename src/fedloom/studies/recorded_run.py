@@ -1,6 +1,7 @@
 """A run with its directory and its records."""
 
 import dataclasses
+import logging
 from functools import partial
 
 from fedloom.config.resolve import Config, describe
@@ -13,6 +14,8 @@ from fedloom.runs.directory import RunDirectory
 from fedloom.runs.records import Records, Row
 from fedloom.studies.build import eval_client_ids, eval_unseen_ids
 from fedloom.studies.result import Result, make_result
+
+log = logging.getLogger("fedloom")
 
 
 class RecordedRun:
@@ -71,6 +74,8 @@ class RecordedRun:
     def result(self, plan: Plan) -> Result:
         """The results; in a directory, the final files are written."""
         found = make_result(describe(self.config), plan.record(), self.partition, self.records)
+        if found.all_diverged:
+            log.warning("All clients diverged%s, so the results mean nothing; use a smaller lr.", self.label)
         if self.directory is None:
             state = self.simulation.server, self.simulation.store.everyone()["own"]
             return dataclasses.replace(found, state=state)

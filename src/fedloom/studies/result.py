@@ -86,6 +86,15 @@ class Result:
         points of the best such average."""
         return self.rounds[convergence_round([row[f"{view}_acc_mean"] for row in self.rounds]) - 1]["round"]
 
+    @property
+    def all_diverged(self) -> bool:
+        """True if all clients of the last round diverged, so that the results mean nothing."""
+        if "diverged" not in self.reports.column_names:
+            return False
+        of_last = (pc.field("round") == self.timings[-1]["round"]) & (pc.field("client") >= 0)
+        rows = self.reports.filter(of_last)["diverged"].to_pylist()
+        return bool(rows) and all(value == 1 for value in rows)
+
     def views(self) -> list[str]:
         """The models that were scored: pre, post, global."""
         return [view for view in VIEWS if f"{view}_acc_mean" in self.last()]

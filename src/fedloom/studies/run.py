@@ -7,6 +7,7 @@ from typing import Any
 
 from fedloom.config.keywords import from_keywords, takes_settings
 from fedloom.config.resolve import AlgorithmLike, DatasetLike
+from fedloom.core.errors import check_path
 from fedloom.studies.execute import OnRound, execute
 from fedloom.studies.result import Result
 
@@ -40,4 +41,6 @@ def run(
     >>> sorted(result.last())[:3]
     ['bytes_down', 'bytes_up', 'cohort']
     """
+    if out is not None:
+        check_path(out)
     return execute(from_keywords(algorithm, dataset, settings), out=out, resume=resume, on_round=on_round)

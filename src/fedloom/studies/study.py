@@ -2,6 +2,7 @@
 
 import operator
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ import numpy as np
 
 from fedloom.config.files import ConfigDict, to_yaml
 from fedloom.config.resolve import Config, describe, flat
-from fedloom.core.errors import UserError, oserror_as_user_error
+from fedloom.core.errors import UserError, check_path, oserror_as_user_error, shown
 from fedloom.core.federation import Federation
+from fedloom.core.settings import LARGEST_INT
 from fedloom.data.dataset import Dataset
 from fedloom.engine.stacked_settings import numeric_settings
 from fedloom.models.zoo import Model
@@ -24,6 +26,9 @@ from fedloom.studies.build import make_data, make_task
 from fedloom.studies.execute import OnRound, execute_group
 from fedloom.studies.result import Result
 
+LONGEST_NAME = 255  # bytes, of a folder
+MOST_RUNS = 100_000
+TOO_MANY = f"{{}} runs are more than the {MOST_RUNS} that a study can have; use fewer seeds or settings."
 OnGroup = Callable[[int, int], OnRound | None]  # groups done, groups in all
 
 
@@ -42,6 +47,8 @@ class Study:
     @contextmanager
     def opened(self, out: str | Path | None, resume: bool) -> Iterator[tuple[Path | None, Federation]]:
         """The folder of the study, locked, and its data; every mistake is found before the folder is written."""
+        if out is not None:
+            check_path(out)
         folder = None if out is None else Path(out)
         if folder is None and resume:
             raise UserError(f"resume needs out, the folder of the {KINDS[self.file][0]}.")
@@ -78,6 +85,8 @@ class Study:
     def path(self, folder: Path | None, place: int) -> Path | None:
         """The directory of a run."""
         name = re.sub(r"[^\w.,=+-]", "_", self.names[place])
+        if len(name.encode()) > LONGEST_NAME:
+            name = f"{name[:50]}-{zlib.crc32(self.names[place].encode()):08x}"
         return None if folder is None else folder / "runs" / name / f"seed-{self.runs[place].settings.seed}"
 
     def execute(
@@ -114,17 +123,26 @@ def refuse_seed(keys: Any, what: str) -> None:
 
 def parse_seeds(seeds: Any) -> list[int]:
     """A number of seeds, or the seeds themselves (`3`, `4,7,9`, `5,`)."""
-    wrong = UserError(f"seeds must be how many (3) or which ones (4,7,9), not '{seeds}'.")
+    wrong = UserError(f"seeds must be how many (3) or which ones (4,7,9), not '{shown(seeds)}'.")
     try:
         if isinstance(seeds, str):
             parts = [int(part) for part in seeds.rstrip(", ").split(",")]
-            found = parts if "," in seeds else list(range(parts[0]))
+            found: Sequence[int] = parts if "," in seeds else range(parts[0])
         elif isinstance(seeds, bool):
             raise wrong
         else:
-            found = list(range(operator.index(seeds))) if np.ndim(seeds) == 0 else [operator.index(s) for s in seeds]
+            found = range(operator.index(seeds)) if np.ndim(seeds) == 0 else [operator.index(s) for s in seeds]
+        check_size(len(found))
     except (TypeError, ValueError):
         raise wrong from None
-    if not found or min(found) < 0 or len(set(found)) < len(found):
+    except OverflowError:  # more than a list can have
+        raise UserError(TOO_MANY.format(shown(seeds))) from None
+    if not found or min(found) < 0 or max(found) > LARGEST_INT or len(set(found)) < len(found):
         raise wrong
-    return found
+    return list(found)
+
+
+def check_size(runs: int) -> None:
+    """Raise UserError for more runs than a study can have."""
+    if runs > MOST_RUNS:
+        raise UserError(TOO_MANY.format(runs))

@@ -12,8 +12,17 @@ from typing import Any
 
 from fedloom.config.files import SECTIONS, ConfigDict, read_config
 from fedloom.config.keywords import from_keywords, takes_settings
-from fedloom.config.resolve import AlgorithmLike, Config, DatasetLike, combine, describe, difference, flat, resolve
-from fedloom.core.errors import UserError
+from fedloom.config.resolve import (
+    NOT_SETTINGS,
+    AlgorithmLike,
+    Config,
+    DatasetLike,
+    combine,
+    describe,
+    flat,
+    resolve,
+)
+from fedloom.core.errors import UserError, shown
 from fedloom.core.federation import Federation
 from fedloom.metrics.leaderboard import over_seeds
 from fedloom.report.leaderboard import to_csv
@@ -22,7 +31,7 @@ from fedloom.runs.folders import open_manifest
 from fedloom.studies.build import eval_client_ids
 from fedloom.studies.execute import OnRound
 from fedloom.studies.result import Result
-from fedloom.studies.study import Study, parse_seeds, refuse_seed, stackable_groups
+from fedloom.studies.study import Study, check_size, parse_seeds, refuse_seed, stackable_groups
 
 # settings that define the task, so their values cannot be ranked
 TASK = ("clients", "partition_seed", "split", "pool", "subset", "server_share", "holdout_clients", "eval_clients")
@@ -96,7 +105,7 @@ def sweep(
 def _pairs(grid: Any) -> Iterable[tuple[str, Iterable[Any]]]:
     for key, found in dict(grid).items():
         if isinstance(found, str) or not isinstance(found, Iterable):
-            raise UserError(f"grid has a list of values for '{key}', such as [0.01, 0.1], not '{found}'.")
+            raise UserError(f"grid has a list of values for '{key}', such as [0.01, 0.1], not '{shown(found)}'.")
         yield key, found
 
 
@@ -107,7 +116,7 @@ def parse_grid(items: Any) -> dict[str, list[str]]:
         key, _, rest = str(item).partition("=")
         given = [value.strip() for value in rest.split(",")]
         if not key.strip() or not all(given):
-            raise UserError(f"A grid is written lr=0.005,0.01,0.05, not '{item}'.")
+            raise UserError(f"A grid is written lr=0.005,0.01,0.05, not '{shown(item)}'.")
         if key.strip() in found:
             raise UserError(f"The grid has '{key.strip()}' twice; give all its values at once.")
         found[key.strip()] = given
@@ -120,8 +129,8 @@ def _checked(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
     for key, values in grid.items():
         section, _, bare = key.rpartition(".")
         refuse_seed([key], "sweep")
-        if key in SECTIONS:
-            raise UserError(f"A sweep searches settings, and '{key}' is none; make a sweep for each {key}.")
+        if key in (*SECTIONS, *NOT_SETTINGS, "per_method"):
+            raise UserError(f"A sweep searches settings, and '{key}' is none; make a sweep for each of its values.")
         if bare in TASK or section in ("dataset", "partition"):
             raise UserError(f"'{key}' changes the task, so its values cannot be ranked; make a sweep for each of them.")
         if not values:
@@ -163,6 +172,7 @@ def carry_out(
     on_group: OnGroup | None = None,
 ) -> Sweep:
     """Carry out all runs that are not done yet, as many as possible stacked, and make the table."""
+    check_size(math.prod(map(len, grid.values())) * len(seeds))
     _check_values(make, grid)
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     configs = [make(combination) for combination in combinations]
@@ -210,12 +220,12 @@ def _check_values(make: Callable[[Combination], Config], grid: Mapping[str, Sequ
     """Refuse two values of a setting that mean the same, however they are written."""
     for key, values in grid.items():
         rest = {other: found[0] for other, found in grid.items() if other != key}
-        known: list[ConfigDict] = []
+        known = set()
         for value in values:
-            meant = describe(make({**rest, key: value}))
-            if any(difference(before, meant) is None for before in known):
-                raise UserError(f"The grid has {key}={value} twice.")
-            known.append(meant)
+            meant = repr(describe(make({**rest, key: value})))
+            if meant in known:
+                raise UserError(f"The grid has {key}={shown(value)} twice.")
+            known.add(meant)
 
 
 def _describe(config: Config, grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> ConfigDict:

@@ -1,6 +1,6 @@
 """MNIST's training digits with their writers, which QMNIST recovered. A client is a writer."""
 
-import lzma
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from fedloom.data.dataset import Dataset, RawDataset, Source, locate
 from fedloom.data.formats import open_npz, read_idx, readable, require, rows_by_client, validated_labels
+from fedloom.data.limits import read_blocks
 
 IMAGES, WRITERS = "train-images-idx3-ubyte.gz", "qmnist-train-labels-idx2-int.gz"
 LAYOUTS = {"published": (IMAGES, WRITERS), "compact": ("images.npy.xz", "meta.npz")}
@@ -62,9 +63,9 @@ def _read_published(folder: Path) -> Digits:
 def _read_compact(folder: Path) -> Digits:
     """Read FedLoom's compact layout."""
     path = folder / "images.npy.xz"
-    with readable(path, "in FedLoom's compact layout"), lzma.open(path) as file:
+    with readable(path, "in FedLoom's compact layout"), io.BytesIO(b"".join(read_blocks(path))) as file:
         x = np.lib.format.read_array(file, allow_pickle=False)
-        require(not file.read(1), "there is more behind the array")  # also checks the end of the file
+        require(not file.read(1), "there is more behind the array")
         require(x.dtype == np.uint8 and x.shape[1:] == (28, 28), f"{x.dtype} {x.shape} are no digits")
     with open_npz(folder / "meta.npz") as arrays:
         y, writer = validated_labels(arrays["label"], 10, len(x)), arrays["writer"]

@@ -1,6 +1,7 @@
 """The data set `own`: a user's data (tables, images, arrays, a Hugging Face data set) at a path."""
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
 from fedloom.data.dataset import DATASETS, Dataset, RawDataset
 from fedloom.data.user_data.issues import Issues
-from fedloom.data.user_data.layout import file_kind
+from fedloom.data.user_data.layout import file_kind, walk
 from fedloom.data.user_data.read import read_samples
 from fedloom.data.user_data.samples import Samples
 
@@ -60,6 +61,7 @@ class OwnData(Dataset):
         samples = self._read()
         natural = samples.client is not None
         settings = {**self.usual, **({"pool": "separate"} if natural and _has_test_split(samples) else {})}
+        settings |= {"clients": len(samples.clients)} if natural else {}
         settings |= DEFAULTS_BY_KIND.get(samples.kind, {})
         return default_model(samples), "natural" if natural else "dirichlet_class", settings
 
@@ -101,17 +103,8 @@ def cache_samples(options: OwnData, samples: Samples) -> None:
 
 def _fingerprint(path: Path) -> tuple[Any, ...]:
     """Names, sizes and modification times of all files at a path."""
-    files = [path]
-    if path.is_dir():
-        files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-    entries = []
-    for file in files:
-        try:
-            status = file.stat()
-        except OSError:
-            continue
-        entries.append((str(file), status.st_size, status.st_mtime_ns))
-    return tuple(sorted(entries))
+    found = ((str(entry.path), entry.status) for entry in walk(path))
+    return tuple((name, s.st_size, s.st_mtime_ns) for name, s in found if s is not None and stat.S_ISREG(s.st_mode))
 
 
 def user_data_path(name: object) -> str | None:

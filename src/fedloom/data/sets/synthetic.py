@@ -6,10 +6,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedloom.core.errors import UserError
 from fedloom.core.keys import rng, stream
 from fedloom.core.settings import setting
 from fedloom.data.dataset import Dataset, RawDataset
+from fedloom.data.limits import memory_limit
 
+MIN_SAMPLES = 50  # of a client (fedprox)
 SERVER_SHARE = 0.2  # of a client's samples, the last ones, goes to the server
 
 
@@ -49,6 +52,7 @@ class Synthetic(Dataset):
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         """Generate the samples of all clients."""
+        self._check_memory(clients * (self.per_client if self.variant == "page" else MIN_SAMPLES))
         generated = [self.client(i, seed) for i in range(clients)]
         ends = np.cumsum([len(c.y) for c in generated])
         local, server = [], []
@@ -66,9 +70,10 @@ class Synthetic(Dataset):
         dim, classes = self.shape
         draw = rng("partition", seed, stream("synthetic"), i)
         if self.variant == "page":
-            n = int(np.floor(draw.lognormal(np.log(self.per_client + 0.001), self.theta)))
+            n = np.floor(draw.lognormal(np.log(self.per_client + 0.001), self.theta))
         else:
-            n = int(draw.lognormal(4, 2)) + 50
+            n = np.floor(draw.lognormal(4, 2)) + MIN_SAMPLES
+        self._check_memory(n)
         u, b = draw.normal(0, self.alpha), draw.normal(0, self.beta)
         centre = np.zeros(dim) if self.iid_x else draw.normal(b, 1, dim)
         if self.variant == "page":
@@ -77,5 +82,10 @@ class Synthetic(Dataset):
         else:
             w, c = draw.normal(u, 1, (dim, classes)), draw.normal(u, 1, classes)
         std = np.arange(1, dim + 1) ** -0.6  # square root of Sigma = diag(j^-1.2)
-        x = centre + draw.normal(0, 1, (n, dim)) * std
+        x = centre + draw.normal(0, 1, (int(n), dim)) * std
         return Client(x, np.argmax(x @ w + c, axis=1), w, c)
+
+    def _check_memory(self, samples: float) -> None:
+        """Raise UserError if so many samples, in float64 and then in float32, take over half of the free memory."""
+        if samples * self.shape[0] * (8 + 4) > memory_limit():
+            raise UserError(f"{samples:g} synthetic samples do not fit memory; use fewer clients or smaller ones.")

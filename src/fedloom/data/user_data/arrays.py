@@ -12,16 +12,19 @@ from fedloom.core.errors import UserError, nearest
 from fedloom.core.federation import Federation, Scaling
 from fedloom.data.dataset import RawDataset
 from fedloom.data.divide import Shares, divide, validated
+from fedloom.data.limits import check_npz
 from fedloom.data.partitions import PARTITIONS, Natural, Partition
 from fedloom.data.user_data.categorical import Categorical, check_classes, encode_classes, encode_clients, encode_splits
 from fedloom.data.user_data.issues import Issues, Origin, error_text, join_names
 from fedloom.data.user_data.layout import File
+from fedloom.data.user_data.leaks import LeakDetector, report_leaks
 from fedloom.data.user_data.samples import Samples
 
 if TYPE_CHECKING:
     from fedloom.data.sets.own import OwnData
 
 ARRAY_NAMES = ("x", "y", "client", "split")
+MAX_VOCABULARY = 300_000  # token ids, unless x holds more numbers: every id has a row in the model's embedding
 
 
 def samples_from_arrays(files: Sequence[File], layout: str, options: OwnData, issues: Issues) -> Samples:
@@ -67,6 +70,10 @@ def samples_from_arrays(files: Sequence[File], layout: str, options: OwnData, is
         coded = Categorical.from_array(np.concatenate(read["split"]))
         attributes["split"] = encode_splits(coded, where, "'split'", issues)
     kind, x, scaling, vocab = _prepare(x, options, where, issues)
+    if kind == "table":
+        detector = LeakDetector(y, x.shape[1])
+        leaks = [f"x[:, {c}]" for c, values in enumerate(x.T) if detector.determines(values)]
+        report_leaks(leaks, "of x", issues)
     samples = Samples(kind, x, y, classes, where, scaling=scaling, vocab=vocab, **attributes)
     return samples.usable("'y'", issues)
 
@@ -76,7 +83,9 @@ def _read(file: File, issues: Issues) -> dict[str, np.ndarray]:
     path = file.path
     arrays: dict[str, np.ndarray] = {}
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as npz:
+        with path.open("rb") as opened:
+            check_npz(path, opened)
+            npz = np.load(opened, allow_pickle=False)
             if not isinstance(npz, np.lib.npyio.NpzFile):
                 raise ValueError("it is a single array")
             names = list(npz.files)
@@ -132,8 +141,13 @@ def _prepare(
         if x.min() < 0:
             row = int((x < 0).any(1).argmax())
             issues.problem("tokens", f"{where(row)}: a token id is {x[row].min()}, below 0; padding is 0.")
-        x = np.maximum(x, 0).astype(np.int64)
-        return kind, x, None, max(int(x.max()) + 1, options.words or 0)
+        vocab = max(int(x.max()) + 1, options.words or 0)
+        if vocab > (limit := max(MAX_VOCABULARY, x.size)):
+            raise UserError(
+                f"{where(int(x.max(1).argmax()))}: a token id is {x.max()}, so that the vocabulary would have {vocab} "
+                f"words, and at most {limit} are possible; number the V words that occur from 0 to V-1."
+            )
+        return kind, np.maximum(x, 0).astype(np.int64), None, vocab
     if kind == "image":
         if x.ndim == 3:
             x = x[:, None]
@@ -218,6 +232,7 @@ def federation(
     raw = RawDataset(
         values, ids, len(classes), natural=natural, mean=(0.5,) if pixels else (0.0,),
         std=(0.5,) if pixels else (1.0,), vocab=vocab, scaling=scaling, class_names=classes, client_names=names,
+        notes=issues.notes(),
     )  # fmt: skip
     scheme = partition if partition is not None else "dirichlet_class" if clients is None else Natural()
     data = divide(raw, PARTITIONS[scheme]() if isinstance(scheme, str) else scheme, count, split=split, seed=seed)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedloom.core.errors import UserError, nearest, plural
-from fedloom.data.user_data.issues import Issues, Origin, shorten
+from fedloom.data.user_data.issues import MAX_NAME, Issues, Origin, join_names, name_problem, printable, shorten
 from fedloom.data.user_data.layout import SPLITS
 
 WHOLE = re.compile(r"[+-]?\d+")
@@ -26,12 +26,17 @@ class Categorical:
 
     @staticmethod
     def from_column(column: pa.ChunkedArray) -> Categorical:
-        """Encode a column of an Arrow table; nulls get the code -1."""
+        """Encode a column of an Arrow table; nulls get the code -1. Categories that no row has are left out."""
         coded = column.combine_chunks()
         if not pa.types.is_dictionary(coded.type):
             coded = coded.dictionary_encode()
         codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        return Categorical(coded.dictionary.to_pylist(), codes)
+        used = np.unique(codes[codes >= 0])
+        try:
+            categories = coded.dictionary.to_pylist()
+        except (ValueError, OverflowError):  # times that Python does not have
+            categories = coded.dictionary.cast(pa.string()).to_pylist()
+        return Categorical([categories[i] for i in used], np.where(codes < 0, -1, np.searchsorted(used, codes)))
 
     @staticmethod
     def from_array(values: np.ndarray) -> Categorical:
@@ -65,9 +70,10 @@ def encode_classes(
         ids = coded.map_categories(numbers)
         _report_missing(ids, where, f"{what} names no class (0 to {len(names) - 1})", issues)
         return ids, tuple(names)
-    texts = [_as_text(value) for value in coded.categories]
+    texts = _names(coded, where, what, issues)
     _report_similar(coded, texts, [text.strip() for text in texts], where, "classes", issues)
     texts = [text.strip() for text in texts]
+    _warn_of_capitals(texts, issues)
     values: dict[str, Any] = {text: text for text in texts if text}
     if values and all(FRACTION.fullmatch(text) for text in values):
         for code, text in enumerate(texts):
@@ -98,7 +104,7 @@ def check_classes(ids: np.ndarray, names: tuple[str, ...], what: str) -> None:
 
 def encode_clients(coded: Categorical, where: Origin, what: str, issues: Issues) -> tuple[np.ndarray, tuple[str, ...]]:
     """The client index of every sample (-1 for none), and the names of the clients, sorted (numbers first)."""
-    texts = [_as_text(value) for value in coded.categories]
+    texts = _names(coded, where, what, issues)
     _report_similar(coded, texts, [text.strip().casefold() for text in texts], where, "clients", issues)
     texts = [text.strip() for text in texts]
     ordered = sorted(
@@ -124,6 +130,31 @@ def encode_splits(coded: Categorical, where: Origin, what: str, issues: Issues) 
     if (coded.codes < 0).any():
         issues.problem("split", f"{where(int((coded.codes < 0).argmax()))}: {what} is empty, not train, val or test.")
     return np.array([*words, ""])[coded.codes]
+
+
+def _names(coded: Categorical, where: Origin, what: str, issues: Issues) -> list[str]:
+    """The categories as texts; those that cannot be names are reported and cut."""
+    texts = [_as_text(value) for value in coded.categories]
+    for code, text in enumerate(texts):
+        if problem := name_problem(text.strip()):
+            first = where(coded.first_row(code))
+            issues.problem("name", f"{first}: {what} is '{shorten(text)}', a name {problem}; correct it.")
+            texts[code] = printable(text)[:MAX_NAME]
+    return texts
+
+
+def _warn_of_capitals(names: list[str], issues: Issues) -> None:
+    """Warn of classes that differ in capitals only: they may be one class or, like a and A in handwriting, two."""
+    spellings: dict[str, list[str]] = {}
+    for name in sorted(set(names)):
+        spellings.setdefault(name.casefold(), []).append(name)
+    alike = [" and ".join(f"'{shorten(name)}'" for name in group) for group in spellings.values() if len(group) > 1]
+    if alike:
+        issues.warn(
+            "capitals",
+            f"Classes that differ in capitals only count as different ones: {join_names(alike, limit=4, width=80)}; "
+            "write them alike if they are the same.",
+        )
 
 
 def _as_text(value: Any) -> str:

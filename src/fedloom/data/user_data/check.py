@@ -1,13 +1,14 @@
 """`fedloom data check`: statistics of a user's data, and everything that is wrong with them."""
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedloom.core.errors import UserError, plural
 from fedloom.data.sets.own import OwnData, cache_samples, default_model
-from fedloom.data.user_data.issues import Issues, join_names, shorten
+from fedloom.data.user_data.issues import Issues, join_names, printable, shorten
 from fedloom.data.user_data.layout import short_path
 from fedloom.data.user_data.read import read_samples
 from fedloom.data.user_data.samples import Samples
@@ -23,7 +24,7 @@ def check(options: OwnData) -> dict[str, Any]:
     each), `path` and, if the data can be read, statistics. A mistake in the data raises nothing.
     """
     issues = Issues(strict=False)
-    report: dict[str, Any] = {"path": str(short_path(options.path))}
+    report: dict[str, Any] = {"path": printable(str(short_path(options.path)))}
     try:
         samples = read_samples(options, issues)
     except UserError as error:
@@ -32,7 +33,7 @@ def check(options: OwnData) -> dict[str, Any]:
     else:
         report |= _statistics(samples)
         if not issues.problems:
-            cache_samples(options, samples)
+            cache_samples(options, replace(samples, notes=()))  # which are in the report
         _add_remarks(samples, issues)
     return {
         **report,

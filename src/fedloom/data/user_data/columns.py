@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from fedloom.core.federation import Scaling
 from fedloom.data.user_data.categorical import Categorical, encode_classes, encode_clients, encode_splits
 from fedloom.data.user_data.images import ImageSource, load_images
 from fedloom.data.user_data.issues import Issues, Origin, join_names, shorten
+from fedloom.data.user_data.leaks import MAX_SHOWN, LeakDetector, report_leaks
 from fedloom.data.user_data.samples import Samples
 from fedloom.data.user_data.tables import Sheet
 
@@ -25,6 +27,7 @@ CLIENT_NAMES = ("client", "client_id")
 MISSING = ("", "na", "n/a", "#n/a", "nan", "-nan", "null", "none", "?")  # cells without a value
 MAX_CATEGORIES = 50  # a column with more different words is not categorical
 MANY_ROWS = 20  # with more rows, a column of different whole numbers looks like an id
+DECIMAL_COMMA = re.compile(r"[+-]?\d+(\.\d{3})*,\d+")  # 3,14 or 1.234,5
 
 
 class Table:
@@ -46,10 +49,16 @@ class Table:
 
     def __getitem__(self, name: str) -> pa.ChunkedArray:
         columns = [table[name] for table in self._tables]
+        if len(columns) == 1:
+            return columns[0]
         types = {column.type for column in columns}
         if len(types) > 1:  # numbers in one file and text in another: as text, from which numbers are parsed later
             common = pa.float64() if all(_is_number(t) for t in types) else pa.string()
-            columns = [column.cast(common) for column in columns]
+            try:
+                columns = [column.cast(common) for column in columns]
+            except pa.ArrowException:
+                kinds = join_names(sorted(str(kind) for kind in types))
+                raise UserError(f"Column '{name}' differs in its type between files ({kinds}); give it one.") from None
         return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)
 
 
@@ -62,11 +71,12 @@ def _repeat(values: list[str | None], sizes: list[int]) -> np.ndarray | None:
 
 def _same_columns(first: Sheet, sheet: Sheet, issues: Issues) -> bool:
     """Whether a table has all columns of the first; differences are reported."""
+    known = set(sheet.table.column_names)
     a, b = first.table.column_names, sheet.table.column_names
-    if missing := [name for name in a if name not in b]:
+    if missing := [name for name in a if name not in known]:
         hint = nearest(missing[0], b) if len(b) < 30 else "give all files the same columns."
         issues.problem("columns", f"{sheet.file} has no column '{missing[0]}', which {first.file} has; {hint}")
-    elif extra := [name for name in b if name not in a]:
+    elif extra := sorted(known.difference(a)):
         issues.problem("columns", f"{sheet.file} has a column '{extra[0]}', which {first.file} has not; remove it.")
     return not missing
 
@@ -109,6 +119,7 @@ def samples_from_tables(sheets: list[Sheet], layout: str, options: OwnData, issu
         client_index, clients = encode_clients(Categorical.from_array(table.client), where, "the client", issues)
     split_names = table.split
     if split is not None:
+        _check_scalar(table[split], f"{sheets[0].file}: the column '{split}'")
         split_names = encode_splits(Categorical.from_column(table[split]), where, f"'{split}'", issues)
     samples = Samples(kind, y, y, classes, where, layout, client=client_index, clients=clients, split=split_names)
     samples = _add_features(table, features, kind, column_name, options, issues, samples)
@@ -174,8 +185,9 @@ def _find_column(table: Table, setting: str, value: str | None, defaults: tuple[
 
 def _kind(table: Table, features: list[str], options: OwnData) -> tuple[str, str]:
     """The kind of the samples, and the column that holds them ("" for tables, which use all columns)."""
-    images = [name for name in features if _is_image(table[name].type)]
-    texts = [name for name in features if _is_text(table[name].type)]
+    types = {name: table[name].type for name in features}
+    images = [name for name, kind in types.items() if _is_image(kind)]
+    texts = [name for name, kind in types.items() if _is_text(kind)]
     if options.kind == "image" or (options.kind == "auto" and images):
         if not images:
             raise UserError(f"kind=image, but no column of {join_names(features)} holds pictures.")
@@ -231,11 +243,15 @@ def _numeric_features(table: Table, features: list[str], options: OwnData, issue
     names: list[str] = []
     numeric: list[bool] = []
     incomplete = np.zeros(len(table.where), dtype=bool)
+    leaks: list[str] = []
+    detector = LeakDetector(samples.y, len(features))
     for name in features:
         encoded = _encode_column(name, table[name], table.where, issues)
         if encoded is None:
             continue
         values, words = encoded
+        if detector.determines(values[:, 0]):
+            leaks.append(name)
         missing = np.isnan(values).any(1) if words is None else values[:, 0] < 0
         if missing.any():
             incomplete |= missing
@@ -249,6 +265,7 @@ def _numeric_features(table: Table, features: list[str], options: OwnData, issue
             names += [f"{name}={shorten(word)}" for word in words]
         parts.append(values)
         numeric += [words is None] * values.shape[1]
+    report_leaks(leaks, f"with --set ignore={','.join(leaks[:MAX_SHOWN])}", issues)
     if not parts:
         raise UserError("No column is left that could be used.")
     x = np.concatenate(parts, axis=1)
@@ -313,11 +330,12 @@ def _encode_text(
         if len(others):
             rows = np.flatnonzero(np.isin(coded.codes, others))
             value = shorten(words[coded.codes[rows[0]]])
+            correction = "write a point instead of the comma" if DECIMAL_COMMA.fullmatch(value) else "correct it"
             more = f" ({plural(len(rows), 'such row')})" if len(rows) > 1 else ""
             issues.problem(
                 "no number",
-                f"{where(int(rows[0]))}: column '{name}' has '{value}' where others have numbers{more}; correct it, or "
-                f"{hint}.",
+                f"{where(int(rows[0]))}: column '{name}' has '{value}' where others have numbers{more}; "
+                f"{correction}, or {hint}.",
             )
         table = np.array([np.nan if number is None else number for number in numbers] + [np.nan])
         whole = all(word.lstrip("+-").isdigit() for word in words if word)
@@ -326,12 +344,21 @@ def _encode_text(
             values[rows] = 0.0
         return _check_finite(name, values, where, issues, whole)[:, None], None
     ordered = sorted({word for word in words if word})
-    if len(ordered) > MAX_CATEGORIES:
+    with_comma = [word for word in ordered if DECIMAL_COMMA.fullmatch(word)]
+    if len(with_comma) * 2 > len(ordered):
+        report = issues.problem if len(ordered) > MAX_CATEGORIES else issues.warn
+        report(
+            "comma",
+            f"Column '{name}' is read as words, but '{shorten(with_comma[0])}' and others look like numbers with a "
+            "decimal comma; write them with a point (3.14).",
+        )
+    elif len(ordered) > MAX_CATEGORIES:
         issues.problem(
             "words",
             f"Column '{name}' has {len(ordered)} different words, such as '{shorten(ordered[0])}', too many for a "
             f"category; {hint}, or set text={name} if it is what should be classified.",
         )
+    if len(ordered) > MAX_CATEGORIES:
         return None
     index = {word: i for i, word in enumerate(ordered)}
     return coded.map_categories([index.get(word, -1) for word in words])[:, None].astype(np.float64), ordered
@@ -339,6 +366,10 @@ def _encode_text(
 
 def _parse_numbers(column: pa.ChunkedArray) -> np.ndarray | None:
     """A column of text as numbers, NaN for missing values; None unless all other values are numbers."""
+    try:  # fast, and enough for most columns
+        return column.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
+    except pa.ArrowException:
+        pass
     plain = pc.utf8_trim_whitespace(column.cast(pa.string()))
     plain = pc.if_else(pc.is_in(pc.utf8_lower(plain), pa.array(MISSING)), None, plain)
     try:
@@ -358,11 +389,12 @@ def _number(word: str) -> float | None:
 
 
 def _mostly_numbers(column: pa.ChunkedArray) -> bool:
-    """Whether at least half of the different values of a column of text are numbers."""
+    """Whether at least half of the different values of a column of text are numbers, with a point or a comma."""
     words = [
         w for w in Categorical.from_column(column).categories if w is not None and w.strip().lower() not in MISSING
     ]
-    return sum(_number(word.strip()) is not None for word in words) * 2 >= len(words)
+    numbers = [word for word in words if _number(word.strip()) is not None or DECIMAL_COMMA.fullmatch(word.strip())]
+    return len(numbers) * 2 >= len(words)
 
 
 def _check_finite(name: str, values: np.ndarray, where: Origin, issues: Issues, whole: bool) -> np.ndarray:

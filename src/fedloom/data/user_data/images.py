@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image, UnidentifiedImageError
 
 from fedloom.core.errors import UserError
+from fedloom.data.limits import memory_limit
 from fedloom.data.user_data.issues import Issues, error_text
-from fedloom.device.memory import available_memory
 
 GREY_MODES = ("1", "L", "LA")
 COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB", "RGBX", "RGBa", "La")
@@ -55,7 +54,7 @@ def load_images(images: list[ImageSource], side: int | None, issues: Issues) -> 
     if not grey and any(header[1] for header in headers if header is not None):
         issues.remark("channels", "Some pictures are grey and some in colour; all are used in colour.")
     shape = (sum(header is not None for header in headers), 1 if grey else 3, height, width)
-    if math.prod(shape) > available_memory(torch.device("cpu")) // 2:
+    if math.prod(shape) > memory_limit():
         raise UserError(
             f"{shape[0]} pictures of {width}x{height} pixels take {math.prod(shape) / 2**30:.1f} GiB, over half of the "
             "free memory; set resize=64 or so."

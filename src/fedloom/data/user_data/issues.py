@@ -11,6 +11,10 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 
+MAX_NAME = 1000  # characters
+MAX_NOTES = 3  # warnings of one kind that a run prints
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # also bytes of a name that are not UTF-8
+
 
 @dataclass
 class Issues:
@@ -22,6 +26,7 @@ class Issues:
     strict: bool = True
     problems: list[tuple[str, str]] = field(default_factory=list)  # kind, sentence
     remarks: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[tuple[str, str]] = field(default_factory=list)  # remarks that a run prints, too
 
     def problem(self, kind: str, sentence: str) -> None:
         """Report something that has to be corrected before the data can be used."""
@@ -32,6 +37,23 @@ class Issues:
     def remark(self, kind: str, sentence: str) -> None:
         """Report something that is worth knowing, but not wrong."""
         self.remarks.append((kind, sentence))
+
+    def warn(self, kind: str, sentence: str) -> None:
+        """Report something that is probably a mistake; a run prints it, too."""
+        self.remarks.append((kind, sentence))
+        self.warnings.append((kind, sentence))
+
+    def notes(self) -> tuple[str, ...]:
+        """The warnings as notes of a data set, without a full stop: the first few of each kind."""
+        kinds: dict[str, list[str]] = {}
+        for kind, sentence in self.warnings:
+            kinds.setdefault(kind, []).append(sentence.removesuffix("."))
+        notes = []
+        for sentences in kinds.values():
+            notes += sentences[:MAX_NOTES]
+            if (more := len(sentences) - MAX_NOTES) > 0:
+                notes.append(f"There are {more} more warnings like this one; 'fedloom data check' prints them")
+        return tuple(notes)
 
 
 class Origin:
@@ -65,15 +87,27 @@ class Origin:
         return selected
 
 
+def printable(text: str) -> str:
+    """The text on one line, with escape sequences for what cannot be printed."""
+    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def name_problem(name: str) -> str:
+    """What is wrong with the name of a column, a class or a client, as a part of a sentence; "" if nothing is."""
+    if len(name) > MAX_NAME:
+        return f"of {len(name)} characters ({MAX_NAME} are the most)"
+    return "with a line break or a control character" if UNPRINTABLE.search(name) else ""
+
+
 def shorten(value: Any, limit: int = 30) -> str:
     """A value as text on one line, at most `limit` characters."""
-    text = " ".join(str(value).split())
+    text = printable(" ".join(str(value)[: 10 * limit].split()))
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-def join_names(words: Sequence[str], limit: int = 8) -> str:
-    """Names with commas between them: the first `limit`, and how many more there are."""
-    shown = ", ".join(shorten(word) for word in words[:limit])
+def join_names(words: Sequence[str], limit: int = 8, width: int = 30) -> str:
+    """Names, at most `width` characters each, with commas between them: the first `limit`, and how many more."""
+    shown = ", ".join(shorten(word, width) for word in words[:limit])
     return shown if len(words) <= limit else f"{shown} and {len(words) - limit} more"
 
 

@@ -3,12 +3,16 @@
 import difflib
 import os
 import re
+import stat
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from fedloom.core.errors import UserError
-from fedloom.data.user_data.issues import Issues, error_text, join_names
+from fedloom.data.limits import require_file
+from fedloom.data.user_data.issues import UNPRINTABLE, Issues, error_text, join_names, printable
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".pq")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
@@ -20,6 +24,7 @@ SPLITS = {
     "test": "test", "testing": "test",
 }  # fmt: skip
 SKIPPED = ("thumbs.db", "desktop.ini", "__macosx")
+MAX_DEPTH = 20  # folders below the path of the data
 SHARD = re.compile(r"(part|shard|data|chunk|train|test)[-_ ]?\d+", re.IGNORECASE)
 
 
@@ -61,15 +66,15 @@ def file_kind(path: Path) -> str | None:
 
 def detect_layout(path: Path, issues: Issues) -> Layout:
     """Find the files at a path, and the client, class and split that each stands for."""
-    _check_exists(path)
-    if not path.is_dir():
+    status = _read_status(path)
+    if not stat.S_ISDIR(status.st_mode):
         kind = file_kind(path)
         if kind is None or kind == "image":
             raise UserError(f"{path} is not a file that FedLoom reads; it reads {READABLE}, and folders of them.")
         return Layout(kind, (File(path, ()),), f"one {'table' if kind == 'table' else 'file of arrays'}")
-    if any((path / name).is_file() for name in ("dataset_dict.json", "state.json", "dataset_info.json")):
+    if any(os.path.isfile(path / name) for name in ("dataset_dict.json", "state.json", "dataset_info.json")):
         return Layout("huggingface", (File(path, ()),), "a Hugging Face data set on disk")
-    files, empty, others = _walk(path, issues)
+    files, empty, others = _find_files(path, issues)
     if not files and any(file.suffix == ".arrow" for file in others):
         raise UserError(
             f"{path} has Arrow files, but no state.json and no dataset_info.json; write the data set again with "
@@ -104,63 +109,108 @@ def short_path(path: str) -> Path:
         return Path(path)
 
 
-def _check_exists(path: Path) -> None:
+def _read_status(path: Path) -> os.stat_result:
+    """The status of the path of the data, which must be a file or a folder."""
+    if UNPRINTABLE.search(str(path)):
+        raise UserError(_name_problem(path))
     try:
-        path.stat()
+        status = os.stat(path)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist{_suggestion(path)}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error_text(error).lower()}).") from None
+    if not stat.S_ISDIR(status.st_mode):
+        require_file(path)
+    return status
 
 
 def _suggestion(path: Path) -> str:
     """The end of the message about a path that does not exist: a similar one, if there is any."""
     try:
-        names = [entry.name for entry in os.scandir(path.parent)]
+        names = [name for name in os.listdir(path.parent) if not UNPRINTABLE.search(name)]
     except OSError:
-        return f", nor does {path.parent}." if not path.parent.exists() else "."
+        return f", nor does {path.parent}." if not os.path.exists(path.parent) else "."
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
     return f"; did you mean '{path.parent / close[0]}'?" if close else "."
 
 
-def _walk(root: Path, issues: Issues) -> tuple[list[File], list[Path], list[Path]]:
+def _name_problem(path: Path) -> str:
+    return (
+        f"The name of {printable(str(path))} has a line break, a control character or bytes that are not UTF-8; "
+        "rename it."
+    )
+
+
+class Entry(NamedTuple):
+    """A file or folder that was found."""
+
+    path: Path
+    parts: tuple[str, ...]  # names below the path of the data, the last is its own
+    status: os.stat_result | None  # None if it is not read
+    problem: str = ""  # a sentence, if it should be read but cannot
+
+
+def walk(root: Path) -> Iterator[Entry]:
+    """Everything below a folder, depth first, in the order of names. Every folder is visited once, even if several
+    links lead to it, and what is neither a file nor a folder is not opened."""
+    visited: dict[tuple[int, int], Path] = {}
+    pending: list[tuple[Path, tuple[str, ...]]] = [(root, ())]
+    while pending:
+        path, parts = pending.pop()
+        if parts and UNPRINTABLE.search(parts[-1]):
+            yield Entry(path, parts, None, _name_problem(path))
+            continue
+        try:
+            status = os.stat(path)
+            names = sorted(os.listdir(path), reverse=True) if stat.S_ISDIR(status.st_mode) else []
+        except FileNotFoundError:
+            yield Entry(path, parts, None, f"{path} is a link that leads nowhere; remove it or repair it.")
+            continue
+        except (OSError, ValueError) as error:
+            yield Entry(path, parts, None, f"{path} cannot be read ({error_text(error).lower()}).")
+            continue
+        problem = ""
+        if stat.S_ISDIR(status.st_mode):
+            first = visited.setdefault((status.st_dev, status.st_ino), path)
+            if first in path.parents:
+                problem = f"{path} is a link that leads back to {first}; remove it."
+            elif first is not path:
+                problem = f"{first} and {path} are the same folder, by a link; remove one of them."
+            elif len(parts) > MAX_DEPTH:
+                problem = f"{path} lies {len(parts)} folders deep, and at most {MAX_DEPTH} are read; move it up."
+            elif {"config.yaml", "checkpoints"} <= set(names) or "compare.yaml" in names:
+                yield Entry(path, parts, None)  # results of runs, which were started where the data are
+                continue
+            else:
+                shown = [name for name in names if not name.startswith(".") and name.lower() not in SKIPPED]
+                pending += [(path / name, (*parts, name)) for name in shown]
+        elif not stat.S_ISREG(status.st_mode):
+            problem = f"{path} is a pipe, a socket or a device, not a file; remove it."
+        yield Entry(path, parts, None if problem else status, problem)
+
+
+def _find_files(root: Path, issues: Issues) -> tuple[list[File], list[Path], list[Path]]:
     """All files below a folder that can be read, the folders directly below it without any, and other files."""
     files: list[File] = []
     others: list[Path] = []
-    empty: list[Path] = []
-
-    def visit(folder: Path, parts: tuple[str, ...], ancestors: frozenset[str]) -> int:
-        try:
-            names = sorted(entry.name for entry in os.scandir(folder))
-        except OSError as error:
-            issues.problem("unreadable", f"{folder} cannot be read ({error_text(error).lower()}).")
-            return 1
-        if {"config.yaml", "checkpoints"} <= set(names) or "compare.yaml" in names:
-            return 1  # results of runs, which were started where the data are
-        count = 0
-        for name in names:
-            path = folder / name
-            if name.startswith(".") or name.lower() in SKIPPED:
-                continue
-            if path.is_dir():
-                real = os.path.realpath(path)
-                if real in ancestors:
-                    issues.problem("unreadable", f"{path} is a link that leads back to {real}; remove it.")
-                else:
-                    count += visit(path, (*parts, name), ancestors | {real})
-            elif not path.is_file():
-                issues.problem("unreadable", f"{path} is a link that leads nowhere; remove it or repair it.")
-            elif file_kind(path) is None:
-                others.append(path)
-            else:
-                files.append(File(path, parts))
-                count += 1
-        if not count and len(parts) == 1:
-            empty.append(folder)
-        return count
-
-    visit(root, (), frozenset({os.path.realpath(root)}))
-    return files, empty, others
+    folders: dict[str, Path] = {}  # directly below, by name, as long as nothing was found in them
+    for path, parts, status, problem in walk(root):
+        if problem:
+            issues.problem("unreadable", problem)
+        elif status is None:
+            pass
+        elif stat.S_ISDIR(status.st_mode):
+            if len(parts) == 1:
+                folders[parts[0]] = path
+            continue
+        elif file_kind(path) is None:
+            others.append(path)
+            continue
+        else:
+            files.append(File(path, parts[:-1]))
+        if len(parts) > 1:
+            folders.pop(parts[0], None)
+    return files, list(folders.values()), others
 
 
 def _assign_splits(files: list[File]) -> tuple[list[File], bool]:

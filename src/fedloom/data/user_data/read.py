@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ from fedloom.core.errors import UserError, plural
 from fedloom.data.user_data import arrays, columns
 from fedloom.data.user_data.categorical import Categorical, encode_classes, encode_clients
 from fedloom.data.user_data.images import ImageSource, load_images
-from fedloom.data.user_data.issues import Issues, Origin
+from fedloom.data.user_data.issues import Issues, Origin, shorten
 from fedloom.data.user_data.layout import Layout, detect_layout, short_path
 from fedloom.data.user_data.samples import Samples
 from fedloom.data.user_data.tables import Sheet, read_huggingface, read_table
@@ -35,7 +36,7 @@ def read_samples(options: OwnData, issues: Issues) -> Samples:
             raise UserError(f"{path} has no table that can be read.")
         samples = columns.samples_from_tables(tables, layout.about, options, issues)
     _check_client_sizes(samples, issues)
-    return samples
+    return replace(samples, notes=issues.notes())
 
 
 def _read_tables(layout: Layout, options: OwnData, issues: Issues) -> list[Sheet]:
@@ -82,5 +83,6 @@ def _check_client_sizes(samples: Samples, issues: Issues) -> None:
         )
     for i in np.flatnonzero(sizes < 2):
         issues.remark(
-            "small", f"Client '{samples.clients[i]}' has {plural(int(sizes[i]), 'sample')} and will be left out."
+            "small",
+            f"Client '{shorten(samples.clients[i])}' has {plural(int(sizes[i]), 'sample')} and will be left out.",
         )

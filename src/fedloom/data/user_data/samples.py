@@ -10,7 +10,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.federation import Scaling
 from fedloom.data.dataset import RawDataset
 from fedloom.data.user_data.categorical import check_classes
-from fedloom.data.user_data.issues import Issues, Origin
+from fedloom.data.user_data.issues import Issues, Origin, shorten
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +29,7 @@ class Samples:
     split: np.ndarray | None = None  # "train", "val", "test", or "" if it is unknown
     scaling: Scaling | None = None
     vocab: int | None = None  # number of token ids
+    notes: tuple[str, ...] = ()  # warnings that a run prints
 
     def usable(self, label: str, issues: Issues) -> Samples:
         """The samples whose class, client and split are known; the others have been reported already.
@@ -47,7 +48,8 @@ class Samples:
         if samples.client is not None and len(samples.clients) == 1:
             issues.problem(
                 "one client",
-                f"All samples belong to one client, '{samples.clients[0]}'; set client=none to have them divided.",
+                f"All samples belong to one client, '{shorten(samples.clients[0])}'; set client=none to have them "
+                "divided.",
             )
         return samples
 
@@ -70,6 +72,7 @@ class Samples:
             official_test=self._split_rows("test"), official_val=self._split_rows("val"),
             mean=(0.5,) if pixels else (0.0,), std=(0.5,) if pixels else (1.0,),
             scaling=self.scaling, class_names=self.classes, client_names=self.clients if natural is not None else (),
+            notes=self.notes,
         )  # fmt: skip
 
     def _split_rows(self, name: str) -> np.ndarray | None:

@@ -1,9 +1,10 @@
 """Reads tables from files: CSV, Parquet, and the Arrow files of Hugging Face data sets."""
 
 import codecs
-import gzip
 import json
+import os
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +16,12 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from fedloom.core.errors import UserError, plural
-from fedloom.data.user_data.issues import Issues, error_text, join_names, shorten
+from fedloom.data.limits import JSON_BYTES, check_memory, read_blocks, require_file
+from fedloom.data.user_data.issues import Issues, error_text, join_names, name_problem, shorten
 from fedloom.data.user_data.layout import SPLITS
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+NUMBER_BYTES = 8  # of a value in memory
 DELIMITERS = {"tab": "\t", "comma": ",", "semicolon": ";", "space": " "}
 
 
@@ -49,29 +52,56 @@ def read_table(path: Path, delimiter: str | None, issues: Issues) -> Sheet | Non
 
 def _read_parquet(path: Path) -> Sheet:
     try:
+        about = pq.read_metadata(path)
+        encoded = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+        check_memory(path, max(encoded, about.num_rows * about.num_columns * NUMBER_BYTES))  # the file may be smaller
         table = pq.read_table(path, partitioning=None)
         table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
+        names = table.column_names
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise UserError(f"{path} is not a complete Parquet file ({error_text(error)}); write it again.") from None
-    return _make_sheet(path, table, _huggingface_features(table.schema))
+    return _make_sheet(path, table, names, _huggingface_features(path, table.schema))
 
 
-def _make_sheet(path: Path, table: pa.Table, features: dict[str, Any]) -> Sheet:
-    """The table as a Sheet, after checking that it has rows and no two columns of one name."""
-    if repeated := [name for name in table.column_names if table.column_names.count(name) > 1]:
+def _make_sheet(path: Path, table: pa.Table, names: list[str], features: dict[str, Any]) -> Sheet:
+    """The table as a Sheet, after checking that it has rows and that the names of its columns can be used."""
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise UserError(f"{path} has two columns '{shorten(repeated[0])}'; rename one.")
+    for name in names:
+        if problem := name_problem(name):
+            raise UserError(f"{path} has a column '{shorten(name)}', a name {problem}; rename it.")
     if not table.num_rows:
         raise UserError(f"{path} has no rows.")
     return Sheet(str(path), table, np.arange(1, table.num_rows + 1), features)
 
 
-def _huggingface_features(schema: pa.Schema) -> dict[str, Any]:
+def _huggingface_features(path: Path, schema: pa.Schema) -> dict[str, Any]:
     """The description of the columns that Hugging Face's `datasets` writes into Arrow and Parquet files."""
-    try:
-        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-    except (ValueError, KeyError, TypeError):
+    text = (schema.metadata or {}).get(b"huggingface")
+    if text is None:
         return {}
-    return features if isinstance(features, dict) else {}
+    try:
+        return _check_features(json.loads(text)["info"]["features"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(
+            f"{path} has a damaged description of its columns (the metadata 'huggingface'); write the file again."
+        ) from None
+
+
+def _check_features(features: Any) -> dict[str, Any]:
+    """The description of columns, {} if there is none; a ValueError if it is of a wrong type."""
+    if features is None:
+        return {}
+    if not isinstance(features, dict):
+        raise ValueError("features are not described by name")
+    for about in features.values():
+        if not isinstance(about, dict | list):  # a list is a feature of several values
+            raise ValueError("a feature is not described")
+        if isinstance(about, dict) and about.get("_type") == "ClassLabel":
+            names = about.get("names")
+            if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+                raise ValueError("a label has no names of classes")
+    return features
 
 
 # -- CSV
@@ -94,11 +124,13 @@ def _read_csv(path: Path, delimiter: str | None, issues: Issues) -> Sheet:
     )
     try:
         read = pcsv.ReadOptions(use_threads=False)  # with more than one thread, rows have no numbers
-        names = pcsv.open_csv(path, read, parse).schema.names
+        # the first line is enough for the names, unless one of them has a line break
+        header = path if head.count(b'"') % 2 else pa.BufferReader(head + b"\n")
+        names = pcsv.open_csv(header, read, parse).schema.names
         invalid.clear()
         as_text = pcsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
         table = pcsv.read_csv(path, read, parse, as_text)
-    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
         raise UserError(f"{path} is not a table in CSV ({error_text(error)}).") from None
     ragged = [row for row in invalid if row.text.strip()]
     for row in ragged[:1]:
@@ -117,8 +149,8 @@ def _read_csv(path: Path, delimiter: str | None, issues: Issues) -> Sheet:
     if len(names) > 1 and table.num_rows > 1 and not table.column_names[0].strip():
         issues.remark("index", f"{path}: the first column has no name, so it is taken for an index and left out.")
         table = table.remove_column(0)
-    table = table.rename_columns([name.strip() for name in table.column_names])
-    return _make_sheet(path, table, {})._replace(rows=rows)
+    names = [" ".join(name.split()) for name in table.column_names]
+    return _make_sheet(path, table.rename_columns(names), names, {})._replace(rows=rows)
 
 
 def _guess_delimiter(path: Path, head: bytes) -> str:
@@ -132,17 +164,16 @@ def _check_text(path: Path) -> bytes:
     decoder = codecs.getincrementaldecoder("utf-8")()
     head, read_bytes, rows = b"", 0, 1
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            while block := file.read(1 << 20):
-                head = head or block.partition(b"\n")[0]
-                pending = len(decoder.getstate()[0])  # bytes of a character that began in the last block
-                decoder.decode(block)
-                if b"\x00" in block:
-                    row, at = rows + block.count(b"\n", 0, block.index(0)), read_bytes + block.index(0)
-                    raise UserError(f"{path}, row {row}: byte {at} is zero; save the file as CSV in UTF-8.")
-                read_bytes, rows = read_bytes + len(block), rows + block.count(b"\n")
-            block, pending = b"", len(decoder.getstate()[0])
-            decoder.decode(b"", final=True)
+        for block in read_blocks(path):
+            head = head or block.partition(b"\n")[0]
+            pending = len(decoder.getstate()[0])  # bytes of a character that began in the last block
+            decoder.decode(block)
+            if b"\x00" in block:
+                row, at = rows + block.count(b"\n", 0, block.index(0)), read_bytes + block.index(0)
+                raise UserError(f"{path}, row {row}: byte {at} is zero; save the file as CSV in UTF-8.")
+            read_bytes, rows = read_bytes + len(block), rows + block.count(b"\n")
+        block, pending = b"", len(decoder.getstate()[0])
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         at = error.start - pending
         row = rows + block.count(b"\n", 0, max(at, 0))
@@ -162,7 +193,7 @@ def _check_text(path: Path) -> bytes:
 def read_huggingface(folder: Path, issues: Issues) -> list[Sheet]:
     """Read a folder that `save_to_disk` of Hugging Face's `datasets` wrote: one data set, or one per split."""
     index = folder / "dataset_dict.json"
-    if not index.exists():
+    if not os.path.exists(index):
         return _read_saved(folder, None, issues)
     splits = _read_json(index).get("splits")
     if not isinstance(splits, list) or not splits or not all(isinstance(name, str) for name in splits):
@@ -184,13 +215,17 @@ def read_huggingface(folder: Path, issues: Issues) -> list[Sheet]:
 def _read_saved(folder: Path, split: str | None, issues: Issues) -> list[Sheet]:
     """Read one saved data set: the Arrow files that its state.json lists."""
     for name in ("state.json", "dataset_info.json"):
-        if not (folder / name).is_file():
+        if not os.path.isfile(folder / name):
             raise UserError(f"{folder} has no {name}; write the data set again with save_to_disk.")
-    files, features = (
-        _read_json(folder / "state.json").get("_data_files"),
-        _read_json(folder / "dataset_info.json").get("features"),
-    )
-    names = [file.get("filename") if isinstance(file, dict) else None for file in files or ()]
+    files = _read_json(folder / "state.json").get("_data_files")
+    try:
+        features = _check_features(_read_json(folder / "dataset_info.json").get("features"))
+    except ValueError as error:
+        raise UserError(
+            f"{folder / 'dataset_info.json'} is damaged ({error}); write the data set again with save_to_disk."
+        ) from None
+    files = files if isinstance(files, list) else []
+    names = [file.get("filename") if isinstance(file, dict) else None for file in files]
     if not names or not all(isinstance(name, str) for name in names):
         raise UserError(f"{folder / 'state.json'} does not list the data's files; write it again with save_to_disk.")
     sheets = []
@@ -199,24 +234,32 @@ def _read_saved(folder: Path, split: str | None, issues: Issues) -> list[Sheet]:
         try:
             table = _read_arrow(path)
             if table.num_rows:
-                about = features if isinstance(features, dict) else _huggingface_features(table.schema)
-                sheets.append(_make_sheet(path, table, about)._replace(split=split))
+                about = features or _huggingface_features(path, table.schema)
+                sheets.append(_make_sheet(path, table, table.column_names, about)._replace(split=split))
         except UserError as error:
             issues.problem("unreadable", str(error))
     return sheets
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} if it holds something else."""
+    """The object in a JSON file."""
+    require_file(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error_text(error)}).") from None
-    return value if isinstance(value, dict) else {}
+        with path.open("rb") as file:
+            value = json.loads(file.read(JSON_BYTES))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error_text(error).lower()}).") from None
+    except (ValueError, RecursionError):  # also if it is nested too deeply
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is not a JSON object; write the data set again with save_to_disk.")
+    return value
 
 
 def _read_arrow(path: Path) -> pa.Table:
     """Read a stream of Arrow messages. If the end-of-stream mark is missing, the file has lost its last rows."""
+    if os.path.exists(path):
+        require_file(path)
     try:
         with path.open("rb") as file:
             file.seek(-len(END_OF_STREAM), 2)
@@ -225,6 +268,7 @@ def _read_arrow(path: Path) -> pa.Table:
         with pa.memory_map(str(path)) as source:
             table = ipc.open_stream(source).read_all()
             table.validate(full=True)  # a damaged file may parse, and crash the process when used
+            _ = table.column_names  # which may not be UTF-8
             return table
     except FileNotFoundError:
         raise UserError(f"{path} is missing, but state.json lists it; copy the whole folder.") from None
