@@ -1,10 +1,11 @@
-# install: a virtual environment with the tested versions. demo: the main job. test: style, types, tests.
+# install: a virtual environment with the tested versions. demo: the main job. test: style, types, tests. fuzz: random
+# input, until it finds a mistake or is stopped.
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test clean
+.PHONY: install demo test fuzz clean
 
 install: $(READY)
 
@@ -22,6 +23,9 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+fuzz: $(READY)
+	while FEDLOOM_FUZZ=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/fuzz; do :; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

@@ -17,6 +17,7 @@ from helpers import (
     client_state,
     make_federation,
     make_task,
+    make_unfinished,
     method,
     run_and_evaluate,
     run_rounds,
@@ -476,7 +477,7 @@ def test_deviations_need_a_finished_run_with_agents(tmp_path):
         fedloom.deviations(tmp_path / "other")
     with user_error("No agent acts"):
         fedloom.deviations(tmp_path / "off")
-    (tmp_path / "off" / "summary.json").unlink()
+    make_unfinished(tmp_path / "off")
     with user_error("is not finished"):
         fedloom.deviations(tmp_path / "off")
     with user_error("There is no run directory"):

@@ -124,8 +124,8 @@ def test_honest_clients_are_not_left_out_where_few_take_part(name):
 
 
 def accept(screen, *sizes, sent=1.0):
-    """Whether uploads of one part with these norms are used."""
-    return screen.accept(np.array([[sent, size] for size in sizes])).tolist()
+    """Whether uploads with these norms are used."""
+    return screen.accept(np.array([[sent, size] for size in sizes]), np.ones(len(sizes))).tolist()
 
 
 def test_a_round_is_measured_by_its_median():
@@ -156,9 +156,15 @@ def test_the_first_uploads_are_measured_by_what_was_sent():
     assert accept(Screening(True), 5, sent=0) == [True]
 
 
-def test_parts_are_measured_one_by_one_and_zeros_are_no_measure():
-    norms = np.array([[1, 1, 0], [1, 1, 0], [1, 1, 2], [1, 1, 3], [1, 1, 1e9]], dtype=float)
-    assert Screening(False).accept(norms).tolist() == [True] * 4 + [False]
+def test_uploads_without_a_change_are_no_measure():
+    assert accept(Screening(False), 0, 0, 0, 1e-9, 1, 1.5, 2, 1e9) == [True] * 7 + [False]
+    assert accept(Screening(False), 0, 0, 0, 0, 1, 1e9) == [True] * 6  # of two changes none is usual
+
+
+def test_updates_grow_with_the_number_of_steps():
+    norms = np.array([[1.0, 1]] * 5 + [[1, 99]])
+    assert Screening(False).accept(norms, np.ones(6)).tolist() == [True] * 5 + [False]
+    assert Screening(False).accept(norms, np.array([10.0] * 5 + [1000])).tolist() == [True] * 6
 
 
 def test_norms_are_those_of_differences_to_what_was_sent():
@@ -166,8 +172,7 @@ def test_norms_are_those_of_differences_to_what_was_sent():
     sent = {"w": {"a": torch.tensor([3.0, 4.0])}}
     up = {"w": {"a": torch.tensor([[3.0, 4.0], [6.0, 8.0]])}, "extra": torch.tensor([[2.0], [torch.inf]])}
     found = update_norms(alg, task, up, sent, {})
-    assert found[0].tolist() == [5, 2, 0]
-    assert found[1].tolist() == [5, torch.inf, 5]
+    assert found.tolist() == [[5, 2], [5, torch.inf]]
 
 
 def test_a_resumed_run_remembers_recent_norms():

@@ -193,8 +193,8 @@ class Algorithm:
         raise NotImplementedError
 
     def reference(self, task: Task, up: Mapping[str, Tree], down: Tree) -> Mapping[str, Tree]:
-        """What the parts of a client's upload are measured from, by name, to see how large its update is; a part that
-        is not named is an update itself. By default, the downloads of the same names."""
+        """What the entries of a client's upload are measured from, by name, to see how large its update is; an entry
+        that is not named is an update itself. By default, the downloads of the same names."""
         return {name: down[name] for name in up if name in down}
 
     def aggregate(self, task: Task, server: Tree, up: Tree, info: Info, t: int, key: Key) -> Tree:

@@ -160,9 +160,10 @@ class Driver:
         replies = yield request
         assert replies.info is not None
         # here, and nowhere else in a round without evaluation, the program waits for the device
-        norms, scores, report = to_numpy((replies.norms, replies.scores["post"], replies.report))
+        found = replies.norms, replies.info.n, replies.scores["post"], replies.report
+        norms, samples, scores, report = to_numpy(found)
         self._remember(at[scored], {split: found[scored] for split, found in scores.items()})
-        used = self._screened(ids, norms, bool(replies.up), t)
+        used = self._screened(ids, norms, samples if replies.up else None, t)
         if not used.all():  # 1 for clients whose upload was not used because it was not finite, or too large
             finite = np.isfinite(norms).all(1)
             report |= {"diverged": (~finite).astype(float), "left_out": (finite & ~used).astype(float)}
@@ -179,13 +180,14 @@ class Driver:
         down = size_bytes(request.shared) * len(ids) + self.alg.size_of_parts(request.parts)
         return down, size_bytes(replies.up), report, [(info.n, stats)] if stats and used.any() else []
 
-    def _screened(self, ids: np.ndarray, norms: np.ndarray, uploads: bool, t: int) -> np.ndarray:
-        """Which uploads are used; the clients of the others are named in the log."""
+    def _screened(self, ids: np.ndarray, norms: np.ndarray, samples: np.ndarray | None, t: int) -> np.ndarray:
+        """Which uploads are used; the clients of the others are named in the log. `samples` is None where nothing is
+        uploaded."""
         used = np.isfinite(norms).all(1)
-        self._warn(ids[~used], uploads, t)
-        if self.screening is not None and uploads:
+        self._warn(ids[~used], samples is not None, t)
+        if self.screening is not None and samples is not None:
             finite = np.flatnonzero(used)
-            used[finite] = self.screening.accept(norms[finite])
+            used[finite] = self.screening.accept(norms[finite], samples[finite])
             for i in set(ids[finite[~used[finite]]].tolist()) - self.left_out:
                 log.warning(
                     "Client %d sent an update far larger than usual in round %d%s: such updates are left out.",

@@ -90,6 +90,7 @@ class RunDirectory:
     def config(self) -> ConfigDict:
         """The configuration of the run that is here, after its files were verified."""
         self.manifest = open_manifest(self.path, CONFIG, skip="final")
+        self.checkpoints.run = file_checksum(self.path / CONFIG)
         return read_config(self.path / CONFIG)
 
     def check(self, config: ConfigDict, resume: bool) -> bool:
