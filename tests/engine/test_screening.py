@@ -158,7 +158,7 @@ def test_the_first_uploads_are_measured_by_what_was_sent():
 
 def test_uploads_without_a_change_are_no_measure():
     assert accept(Screening(False), 0, 0, 0, 1e-9, 1, 1.5, 2, 1e9) == [True] * 7 + [False]
-    assert accept(Screening(False), 0, 0, 0, 0, 1, 1e9) == [True] * 6  # of two changes none is usual
+    assert accept(Screening(False), 0, 0, 0, 0, 1, 49, 51) == [True] * 6 + [False]  # of three the smallest is usual
 
 
 def test_updates_grow_with_the_number_of_steps():

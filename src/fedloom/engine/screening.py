@@ -8,7 +8,7 @@ robust standard deviation of the logarithms of the sizes below the usual one (1.
 deviation), but at most `MAX_BOUND`. For a client with more samples than usual it is multiplied by the square root of
 their ratio, because an update grows with the number of steps. Uploads without a change (up to rounding, `UNCHANGED`
 times what was sent) do not count. As long as there are few recent uploads to compare with, an upload must also not be
-larger than `START` times what was sent.
+larger than `START` times what was sent; of fewer than `FEW`, the smallest is usual, and the bound is `MAX_BOUND`.
 """
 
 import math
@@ -25,7 +25,7 @@ from fedloom.core.tree import Tree, leaves
 
 FEW = 4
 RECENT = 32
-BOUND, MAX_BOUND, SPREAD = 20.0, 50.0, 8.0
+BOUND, MAX_BOUND, SPREAD = 20.0, 50.0, 6.0
 START = 4.0
 UNCHANGED = 1e-6
 
@@ -79,11 +79,13 @@ class Screening:
 def _bounds(usual: np.ndarray, samples: np.ndarray, quantile: float) -> np.ndarray:
     """The largest size that is used of clients with so many samples, from the samples and sizes of usual uploads."""
     usual = usual[usual[:, 1] > 0]
-    if len(usual) < FEW:
+    if not len(usual):
         return np.full(len(samples), math.inf)
     sizes = np.sort(usual[:, 1])
-    at = int(quantile * (len(sizes) - 1))
-    below = np.log(sizes[: at + 1])  # uploads that are too large do not affect the deviation
-    deviation = 1.4826 * float(np.median(below[-1] - below))
-    bound = float(sizes[at]) * min(max(BOUND, math.exp(SPREAD * deviation)), MAX_BOUND)
+    bound = MAX_BOUND * float(sizes[0])
+    if len(sizes) >= FEW:
+        at = int(quantile * (len(sizes) - 1))
+        below = np.log(sizes[: at + 1])  # uploads that are too large do not affect the deviation
+        deviation = 1.4826 * float(np.median(below[-1] - below))
+        bound = float(sizes[at]) * min(max(BOUND, math.exp(SPREAD * deviation)), MAX_BOUND)
     return bound * np.sqrt(np.maximum(samples / max(1.0, float(np.median(usual[:, 0]))), 1))
