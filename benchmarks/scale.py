@@ -70,7 +70,7 @@ def federation(clients: int) -> Federation:
 def fill(store: ClientStore) -> None:
     """Every client has a row, and none of them waits for a checkpoint."""
     for ids in np.array_split(np.arange(len(store)), -(-len(store) // BLOCK)):
-        store.write(ids, store.fresh(ids))
+        store.write(ids, store.initial_rows(ids))
         store.committed()
     store.committed()
 

@@ -37,7 +37,7 @@ def test_engines():
 
 
 def test_scale():
-    done = run("scale")
+    done = run("scale", "--filled")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "|"]
     names, cases = rows[0], rows[2:]
     assert [case[:2] for case in cases] == [[n, store] for store in ("memory", "disk") for n in ("100", "1000")]

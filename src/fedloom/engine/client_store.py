@@ -188,11 +188,16 @@ class DiskStore(ClientStore):
 
     def _verify(self, ids: np.ndarray, rows: list[np.ndarray]) -> None:
         """Raise UserError unless the rows of clients that are in no journal are as they were written."""
-        at = np.flatnonzero((self.pending.place[ids] < 0) & (self.current.place[ids] < 0)) if rows else ids[:0]
-        wrong = self.checksums.read(ids[at]) != _row_checksums(ids, self.trained[ids], rows, at)
+        in_files = (self.pending.place[ids] < 0) & (self.current.place[ids] < 0)
+        if not rows or not in_files.any():
+            return
+        some = ids if in_files.all() else ids[in_files]
+        wrong = self.checksums.read(some) != _row_checksums(
+            some, self.trained[some], rows if len(some) == len(ids) else [v[in_files] for v in rows]
+        )
         if wrong.any():
             raise UserError(
-                f"{self.folder} is damaged: the private state of client {ids[at][wrong][0]} is missing or was changed; "
+                f"{self.folder} is damaged: the private state of client {some[wrong][0]} is missing or was changed; "
                 "restore the folder, or start a new run."
             )
 
@@ -258,17 +263,11 @@ class _RowFile:
             os.fsync(file.fileno())
 
 
-def _row_checksums(
-    ids: np.ndarray, trained: np.ndarray, rows: list[np.ndarray], at: np.ndarray | None = None
-) -> np.ndarray:
-    """The checksums of all rows, or of those at some positions. None is 0, which marks a client without a row."""
-    found = []
-    for j in range(len(ids)) if at is None else at.tolist():
-        crc = zlib.crc32(b"%d %d" % (ids[j], trained[j]))
-        for values in rows:
-            crc = zlib.crc32(np.ascontiguousarray(values[j]).data, crc)
-        found.append(crc | 1 << 32)
-    return np.array(found, dtype=np.int64)
+def _row_checksums(ids: np.ndarray, trained: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
+    """The checksums of rows; none is 0, which marks a client without a row."""
+    parts = [np.stack([ids, trained], 1), *(v.reshape(len(ids), -1) for v in rows if v.size)]
+    data = np.concatenate([np.ascontiguousarray(v).view(np.uint8) for v in parts], 1)
+    return np.fromiter((zlib.crc32(row) | 1 << 32 for row in data), np.int64, len(ids))
 
 
 class _Journal:
