@@ -136,7 +136,7 @@ def test_a_round_is_measured_by_its_median():
 
 def test_the_bound_grows_where_honest_sizes_differ():
     assert accept(Screening(False), 0.1, 0.5, 1, 1.2, 1.5, 30) == [True] * 6
-    assert accept(Screening(False), 1e-4, 1e-2, 1, 1, 1.2, 51) == [True] * 5 + [False]
+    assert accept(Screening(False), 1e-4, 1e-2, 1, 1, 1.2, 36) == [True] * 5 + [False]
 
 
 def test_few_uploads_are_measured_by_recent_ones_used_or_not():
@@ -151,14 +151,14 @@ def test_few_uploads_are_measured_by_recent_ones_used_or_not():
 
 
 def test_the_first_uploads_are_measured_by_what_was_sent():
-    assert accept(Screening(True), 3, sent=1) == [True]
-    assert accept(Screening(True), 5, sent=1) == [False]
-    assert accept(Screening(True), 5, sent=0) == [True]
+    assert accept(Screening(True), 7, sent=1) == [True]
+    assert accept(Screening(True), 9, sent=1) == [False]
+    assert accept(Screening(True), 9, sent=0) == [True]
 
 
 def test_uploads_without_a_change_are_no_measure():
     assert accept(Screening(False), 0, 0, 0, 1e-9, 1, 1.5, 2, 1e9) == [True] * 7 + [False]
-    assert accept(Screening(False), 0, 0, 0, 0, 1, 49, 51) == [True] * 6 + [False]  # of three the smallest is usual
+    assert accept(Screening(False), 0, 0, 0, 0, 1, 34, 36) == [True] * 6 + [False]  # of three the smallest is usual
 
 
 def test_updates_grow_with_the_number_of_steps():

@@ -25,8 +25,8 @@ from fedloom.core.tree import Tree, leaves
 
 FEW = 4
 RECENT = 32
-BOUND, MAX_BOUND, SPREAD = 20.0, 50.0, 6.0
-START = 4.0
+BOUND, MAX_BOUND, SPREAD = 20.0, 35.0, 6.0
+START = 8.0
 UNCHANGED = 1e-6
 
 
