@@ -86,3 +86,10 @@ def test_other_frameworks(name, package):
         gains = [row["gain"] for row in table(run(name).stdout)]
         assert len(gains) == 2
         assert all(float(gain.removesuffix("x")) >= 0 for gain in gains)
+
+
+def test_robustness():
+    rows = table(run("robustness").stdout)
+    assert [(row["clients per round"], row["attackers"]) for row in rows] == [(n, k) for n in ("10", "2") for k in "13"]
+    assert {row["loss at 1e+08"] for row in rows} == {"+0.0"}
+    assert {row["honest left out"] for row in rows} == {"nobody"}
