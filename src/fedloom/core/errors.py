@@ -64,10 +64,9 @@ def plural(count: int, noun: str) -> str:
 
 def system_error(error: OSError) -> str:
     """The sentence for an error of the operating system that nothing else has explained."""
-    reason = _reason(error)
     if error.filename is None:
-        return f"The output could not be written ({reason}); send it elsewhere, or free some space."
-    return f"{error.filename} cannot be used ({reason}); give another path."
+        return f"The output could not be written ({reason(error)}); send it elsewhere, or free some space."
+    return f"{error.filename} cannot be used ({reason(error)}); give another path."
 
 
 def _write_failure(error: OSError, path: Path) -> str:
@@ -75,8 +74,10 @@ def _write_failure(error: OSError, path: Path) -> str:
         return f"The disk is full: {path} could not be written; free some space and continue."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{path} cannot be written (no permission); choose another folder."
-    return f"{path} could not be written ({_reason(error)})."
+    return f"{path} could not be written ({reason(error)})."
 
 
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error) or type(error).__name__).splitlines()[0].rstrip(".").lower()
+def reason(error: BaseException) -> str:
+    """The message of an exception, as a part of a sentence."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.splitlines()[0].rstrip(".").lower()

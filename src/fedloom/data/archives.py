@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import IO, Any
 
-from fedloom.core.errors import oserror_as_user_error
-from fedloom.data.limits import RATIO, BoundedReader, open_zip, reason
+from fedloom.core.errors import oserror_as_user_error, reason
+from fedloom.data.limits import RATIO, BoundedReader, open_zip
 
 BLOCK = 1 << 16
 FILE_OVERHEAD = 4096  # bytes that even an empty file takes on disk

@@ -24,10 +24,10 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from fedloom import __version__
-from fedloom.core.errors import UserError, oserror_as_user_error
+from fedloom.core.errors import UserError, oserror_as_user_error, reason
 from fedloom.data.archives import ArchiveError, extract
 from fedloom.data.dataset import DATASETS, Dataset, Source, folders
-from fedloom.data.limits import inflated_limit, reason, require_file
+from fedloom.data.limits import inflated_limit, require_file
 from fedloom.storage.files import Damaged, file_checksum, json_writer, read_json, sync_folder, write_file
 
 log = logging.getLogger("fedloom")

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import torch
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, reason
 from fedloom.device.memory import available_memory
 
 INFLATED = 256 << 20  # bytes that any compressed file may inflate to
@@ -54,12 +54,6 @@ def require_file(path: Path) -> None:
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
         raise UserError(f"{path} is {what}, not a file; remove it or give another path.")
-
-
-def reason(error: BaseException) -> str:
-    """The message of an exception, as a part of a sentence."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return text.splitlines()[0].rstrip(".").lower()
 
 
 def memory_limit() -> int:

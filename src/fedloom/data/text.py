@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, reason
 from fedloom.data.dataset import RawDataset
 from fedloom.data.divide import split_sizes
-from fedloom.data.limits import read_blocks, reason, require_file
+from fedloom.data.limits import read_blocks, require_file
 
 # torchtext's "basic_english", in its order: text -> replacement
 REPLACEMENTS = (

@@ -14,6 +14,7 @@ store/              private state of clients, where it is kept on disk
 final/              server.safetensors, clients.safetensors (one row per client)
 summary.json        the results; written when the run is finished
 environment.json    versions and hardware, for every start
+manifest.json       checksums of the files above
 run.log
 """
 
