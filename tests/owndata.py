@@ -58,9 +58,9 @@ def pictures(folder: Path, clients=("a", "b"), classes=("cat", "dog"), each=4, s
     return folder
 
 
-def stream(table: pa.Table) -> bytes:
+def stream(table: pa.Table, options: ipc.IpcWriteOptions | None = None) -> bytes:
     out = io.BytesIO()
-    with ipc.new_stream(out, table.schema) as writer:
+    with ipc.new_stream(out, table.schema, options=options) as writer:
         writer.write_table(table)
     return out.getvalue()
 

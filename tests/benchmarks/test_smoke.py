@@ -93,3 +93,11 @@ def test_robustness():
     assert [(row["clients per round"], row["attackers"]) for row in rows] == [(n, k) for n in ("10", "2") for k in "13"]
     assert {row["loss at 1e+08"] for row in rows} == {"+0.0"}
     assert {row["honest left out"] for row in rows} == {"nobody"}
+
+
+def test_endurance():
+    """A finding would be exit code 1."""
+    flips, kills, soak = (table(run("endurance", what).stdout) for what in ("flips", "kills", "soak"))
+    assert sum(int(row["flips"]) for row in flips) == 16
+    assert [(row["store"], row["commands"]) for row in kills] == [("memory", "1"), ("disk", "1")]
+    assert [row["rounds"] for row in soak] == ["10 %", "20 %", "50 %", "100 %"]

@@ -105,7 +105,7 @@ MISTAKES = {
     "resume compare other seeds": (nothing, ("compare", "--resume", "compared", "--seeds", "2"), "seeds=[0], not"),
     # damage
     "config binary": (spoil("stopped/config.yaml"), RESUME, "stopped is damaged: config.yaml was changed"),
-    "config of a newer format": (edit("stopped/config.yaml", fedloom={"format": 3}), RESUME, "newer FedLoom (format 3"),
+    "config of a newer format": (edit("stopped/config.yaml", fedloom={"format": 9}), RESUME, "newer FedLoom (format 9"),
     "config edited": (edit("stopped/config.yaml", lr=0.2), RESUME, "stopped is damaged: config.yaml was changed"),
     "manifest missing": (remove("stopped/manifest.json"), RESUME, "stopped is damaged: manifest.json is missing"),
     "manifest broken": (spoil("stopped/manifest.json"), RESUME, "stopped is damaged: manifest.json cannot be read"),
@@ -135,7 +135,7 @@ MISTAKES = {
     ),
     # files with settings
     "config file missing": (nothing, (*RUN, "--config", "x.yaml"), "x.yaml cannot be read"),
-    "config file is a folder": (nothing, (*RUN, "--config", "done"), "done cannot be read"),
+    "config file is a folder": (nothing, (*RUN, "--config", "done"), "done is not a file"),
     "config file binary": (spoil("x.yaml"), (*RUN, "--config", "x.yaml"), "x.yaml is not a text file"),
     "config file broken": (spoil("x.yaml", b"a: 1\nb: {"), (*RUN, "--config", "x.yaml"), "not valid YAML, line"),
     "config file a list": (spoil("x.yaml", b"- 1"), (*RUN, "--config", "x.yaml"), "not a list"),

@@ -258,7 +258,7 @@ MISTAKES = {
         ["data.csv.gz inflates to more than 200 times its size", "unpack it first"],
     ),
     "nothing readable": (data("x", "data/notes.docx"), "./data", ["data has nothing that FedLoom reads", "notes.docx"]),
-    "empty folder": (also(data(""), "data/.keep"), "./data", ["data has nothing that FedLoom reads, nothing"]),
+    "empty folder": (also(data(""), "data/.keep"), "./data", ["data has nothing that FedLoom reads; it reads CSV"]),
     "tables and pictures": (also(sites(), "data/x/y.png", png()), None, ["files of different kinds", "x/y.png"]),
     "truncated Parquet": (truncated_parquet, None, ["data.parquet is not a complete Parquet file"]),
     "nested column": (nested, None, ["data.parquet: column 'scan' is nested", "ignore=scan"]),

@@ -1,16 +1,21 @@
 """Config dicts are combined, read from files and checked; a configuration that is described resolves to itself."""
 
 import json
+import os
+import subprocess
+import sys
 import typing
+from pathlib import Path
 
 import pytest
 from helpers import make_federation, methods, run_cli
+from owndata import csv, rows, write
 from sentences import user_error
 from torch import nn
 
 from fedloom.algorithms.ditto import Ditto
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.config.files import FORMAT, SECTIONS, parse_config, preset, presets, read_config, to_yaml
+from fedloom.config.files import FORMAT, LARGEST, SECTIONS, parse_config, preset, presets, read_config, to_yaml
 from fedloom.config.resolve import combine, configure, describe, difference, resolve
 from fedloom.config.settings import Settings
 from fedloom.core.algorithm import ALGORITHMS
@@ -121,6 +126,48 @@ def test_defaults_of_the_data_set_are_described_too():
     """Otherwise a file would mean something else when the defaults change."""
     described = describe(configure("fedavg", "fmnist"))
     assert (described["lr"], described["rounds"], described["model"]["name"]) == (0.005, 100, "cnn4")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("har", 30), ("amazon", 4), ("mnist-by-writer", 539), ("femnist", 20), ("own", 3)]
+)
+def test_clients_are_as_many_as_the_data_set_has(tmp_path, name, found):
+    dataset = str(write(tmp_path / "data.csv", csv(rows()))) if name == "own" else name
+    assert describe(configure("fedavg", dataset))["clients"] == found
+    assert configure("fedavg", dataset, values={"clients": str(found)}).settings.clients == found
+    assert configure("fedavg", dataset, "iid", values={"clients": 5}).settings.clients == 5
+    title = "data.csv" if name == "own" else f"Data set '{name}'"
+    with user_error(f"{title} has {found} clients, not 1; set ", "subset=1" if name != "femnist" else "writers=1"):
+        configure("fedavg", dataset, values={"clients": 1})
+    with user_error(f"{title} has {found} clients, not 999; set ", "iid" if name != "femnist" else "writers=999"):
+        resolve({"dataset": dataset, "partition": "natural", "clients": 999})
+
+
+def test_clients_of_a_federation_are_its_own():
+    data = make_federation((3, 4))
+    assert describe(configure("fedavg", data))["clients"] == 2
+    with user_error("The federation has 2 clients, not 5; set clients=2."):
+        configure("fedavg", data, values={"clients": 5})
+
+
+def test_clients_are_as_asked_for_where_the_data_set_leaves_it_open():
+    for name in ("synthetic", "shakespeare", "stackexchange", "stackoverflow"):
+        assert configure("fedavg", name, values={"clients": 7}).settings.clients == 7
+    assert configure("fedavg", "femnist", values={"writers": 50, "clients": 50}).settings.clients == 50
+
+
+@pytest.mark.parametrize("clients", [5, 20])
+def test_what_older_formats_say_of_clients_that_the_data_fix_is_not_believed(clients):
+    """They recorded 20, the default, or what a user asked for in vain."""
+    new = describe(configure("fedavg", "har"))
+    text = to_yaml({**new, "clients": clients})
+    old = parse_config(text.replace(f"format: {FORMAT}", "format: 1"), "a file")
+    assert difference(old, new) is None
+    assert describe(resolve(old)) == new
+    with user_error("has 30 clients"):
+        resolve(parse_config(text, "a file"))
+    digits = to_yaml(describe(configure(values={"clients": clients}))).replace(f"format: {FORMAT}", "format: 1")
+    assert parse_config(digits, "a file")["clients"] == clients
 
 
 def test_a_folder_of_data_is_described_from_the_root(tmp_path, monkeypatch):
@@ -239,9 +286,21 @@ def test_a_file_that_is_not_there(tmp_path):
         read_config(tmp_path / "mine.yaml")
 
 
-def test_a_folder_instead_of_a_file(tmp_path):
-    with user_error(str(tmp_path), "is a directory"):
-        read_config(tmp_path)
+def test_what_is_not_a_file_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with user_error(str(path), "is not a file", "lr: 0.1"):
+            read_config(path)
+
+
+def test_a_pipe_that_the_shell_has_opened_is_read():
+    script = "import sys; from pathlib import Path; from fedloom.config.files import read_config; "
+    script += "print(read_config(Path(sys.argv[1])))"
+    for path in ("/dev/stdin", "/dev/fd/0"):
+        command = [sys.executable, "-c", script, path]
+        assert subprocess.run(command, input=b"lr: 0.5", stdout=subprocess.PIPE).stdout == b"{'lr': 0.5}\n"
+        long = subprocess.run(command, input=b"#" * (LARGEST + 1), capture_output=True)
+        assert b"is too large for a configuration" in long.stderr
 
 
 def test_a_file_that_is_not_text(tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from owndata import TEXT_FEATURES, arrays, csv, hugging_face, rows, texts, write
+from owndata import TEXT_FEATURES, arrays, csv, hugging_face, pictures, rows, stream, texts, write
 from sentences import user_error
 
 from fedloom.data import archives, limits
@@ -83,9 +83,52 @@ def tar_with_a_long_end(path):
     return path
 
 
+def arrow_bomb(folder):
+    """20 GB of zeros: a message of an Arrow stream, many times."""
+    batch = pa.record_batch({"age": np.zeros(8 * MIB), "label": np.zeros(8 * MIB, np.int8)})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    made, empty = stream(pa.Table.from_batches([batch]), options), stream(pa.Table.from_batches([], batch.schema))
+    end = len(empty) - 8
+    hugging_face(folder, [texts()], {})
+    write(folder / "data-00000-of-00001.arrow", made[:end] + made[end:-8] * 300 + made[-8:])
+    return folder
+
+
+def words_bomb(kind, length):
+    """A million rows with the same word."""
+    words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(MIB, np.int8)), ["a" * length])
+    table = pa.table({"age": words, "label": np.arange(MIB) % 2})
+
+    def make(path):
+        if kind == "parquet":
+            pq.write_table(table, path, store_schema=False)
+            return path
+        return hugging_face(path, [table], {})
+
+    return make
+
+
+def view_bomb(folder):
+    """A million rows that all refer to one text of a megabyte."""
+    _, view, text = pa.array(["a" * MIB], pa.string_view()).buffers()
+    rows = pa.Array.from_buffers(pa.string_view(), MIB, [None, pa.py_buffer(view.to_pybytes() * MIB), text])
+    return hugging_face(folder, [pa.table({"text": rows, "label": np.arange(MIB) % 2})], {})
+
+
+def empty_bomb(folder):
+    """Billions of rows without values, which take no bytes."""
+    rows = pa.chunked_array([pa.nulls(2**31 - 1)] * 1000)
+    return hugging_face(folder, [pa.table({"age": rows, "label": rows})], {})
+
+
 BOMBS = {
     "data.csv.gz": (csv_bomb, "inflates to more than 200 times its size; if that is right, unpack it first."),
     "data.npz": (npz_bomb, "inflates to more than 200 times its size; if that is right, save its arrays without"),
+    "arrow": (arrow_bomb, "inflates to more than 200 times its size; if that is right, write it without compression."),
+    "words": (words_bomb("arrow", 10_000), "200 times its size; if that is right, write it without dictionaries."),
+    "views": (view_bomb, "has a column of string_view, which is not read; write it as a plain list or string."),
+    "empty": (empty_bomb, "holds more than"),
+    "words.parquet": (words_bomb("parquet", 10_000), "200 times its size; if that is right, write it without dict"),
     "long.npz": (zip_with_long_directory, "is not a complete .npz file (its header is too long)"),
     "long.zip": (zip_with_long_directory, "its header is too long"),
     "pax.tar.gz": (lambda path: tar_with_long_header(path, tarfile.XHDTYPE), "its header is too long"),
@@ -122,7 +165,7 @@ def test_bombs_are_refused_with_little_memory(tmp_path):
     paths = [str(make(tmp_path / name)) for name, (make, _) in BOMBS.items()]
     done = subprocess.run([sys.executable, "-c", SCRIPT, *paths], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
-    for path in paths:
+    for path in filter(os.path.isfile, paths):
         os.unlink(path)
     assert list(found) == list(BOMBS)
     for name, (_, words) in BOMBS.items():
@@ -344,10 +387,61 @@ def test_pipes_and_folders_in_a_saved_data_set_are_not_opened(tmp_path, make):
             load(folder)
 
 
+def test_postscript_is_not_run_whatever_its_name(tmp_path):
+    folder = pictures(tmp_path / "data")
+    write(folder / "a/cat/x.png", "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n")
+    with user_error("x.png is not a picture, whatever its name says"):
+        load(folder)
+
+
+def test_arrays_that_are_none_are_refused(tmp_path):
+    x = np.arange(120.0).reshape(30, 4)
+    with user_error("data.npz: y must have one value per sample, not the shape ()"):
+        load(arrays(tmp_path / "data.npz", x=x, y=1))
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as packed:
+        packed.writestr("x", b"no array")
+        packed.writestr("y", b"no array")
+    with user_error("data.npz is not a complete .npz file (x is not an array)"):
+        load(tmp_path / "data.npz")
+
+
+def test_a_delimiter_is_an_ascii_character(tmp_path):
+    with user_error("delimiter must be one ASCII character", "not 'é'"):
+        load(write(tmp_path / "data.csv", csv(GOOD)), delimiter="é")
+
+
+def test_rows_may_be_longer_than_a_block(tmp_path):
+    """Of PyArrow, 1 MiB; also the row with the names of the columns."""
+    names = [f"a gene with a long name and the number {i}" for i in range(30_000)]
+    made = [(i % 2, *(f"{i}.{'0' * 40}{j % 7}" for j in range(len(names)))) for i in range(4)]
+    path = write(tmp_path / "data.csv", csv(made, ",".join(["label", *names])))
+    assert load(path).x.shape == (4, 30_000)
+    content = 'label,text\n0,a\n1,"' + "b\n" * MIB
+    with user_error("is not a table in CSV", "a row has over 1 MiB, as if a quote were not closed"):
+        load(write(tmp_path / "data.csv", content))
+
+
 def test_times_that_python_does_not_have_can_be_labels(tmp_path):
     times = pa.array([10**18 + i % 2 for i in range(30)], pa.timestamp("ns"))
     pq.write_table(pa.table({"age": np.arange(30) / 3, "label": times}), tmp_path / "data.parquet")
     assert load(tmp_path / "data.parquet").class_names[1].endswith("01:46:40.000000001")
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_compressed_arrow_files_of_usual_size_are_read(tmp_path, compression):
+    table = texts().append_column("kind", pa.array(["a", "b"] * 12).dictionary_encode())
+    folder = hugging_face(tmp_path / "data", [table], TEXT_FEATURES)
+    plain = load(folder)
+    write(folder / "data-00000-of-00001.arrow", stream(table, pa.ipc.IpcWriteOptions(compression=compression)))
+    compressed = load(folder)
+    np.testing.assert_array_equal(plain.x, compressed.x)
+    assert plain.client_names == compressed.client_names
+
+
+def test_a_single_column_of_categories_is_a_feature(tmp_path):
+    age = pa.array(["young", "old", "old"] * 10).dictionary_encode()
+    pq.write_table(pa.table({"age": age, "label": np.arange(30) % 2}), tmp_path / "data.parquet")
+    assert load(tmp_path / "data.parquet").x.shape == (30, 2)
 
 
 def test_categories_that_no_row_has_are_no_classes_and_cause_no_mistake(tmp_path):

@@ -413,6 +413,42 @@ def test_broken_hdf5_files_are_named(tmp_path):
         StackOverflow().load(tmp_path, 1, 1)
 
 
+TEXTS = {"data": ["a b"] * 9, "dtype": "S9"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dates", "words"),
+    [
+        (TEXTS, {"data": ["1"] * 8, "dtype": "S9"}, "user 1 has no list of texts and dates"),
+        ({"data": [["a b"]] * 9, "dtype": "S9"}, TEXTS, "user 1 has no list of texts and dates"),
+        ({"data": [1] * 9}, TEXTS, "string"),
+        ({"shape": (10**9,), "dtype": "S9", "chunks": (9,)}, {"shape": (10**9,), "dtype": "S9"}, "more than 200 times"),
+        ({"shape": (9,), "dtype": "S9", "maxshape": (None,), "chunks": (10**8,)}, TEXTS, "more than 200 times"),
+    ],
+)
+def test_users_without_texts_or_with_too_many_are_refused(tmp_path, tokens, dates, words):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    with h5py.File(tmp_path / "stackoverflow_train.h5", "w") as file:
+        file.create_dataset("examples/1/tokens", **tokens)
+        file.create_dataset("examples/1/creation_date", **dates)
+    with user_error("stackoverflow_train.h5", words, "fetch it again"):
+        StackOverflow(min_sentences=2).load(tmp_path, 1, 1)
+
+
+def test_groups_and_circles_in_an_hdf5_file_are_refused(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    path = tmp_path / "stackoverflow_train.h5"
+    with h5py.File(path, "w") as file:
+        for name in ("tokens/1", "tokens/2", "creation_date"):
+            file.create_group(f"examples/1/{name}")
+    with user_error(str(path), "not TFF's"):
+        StackOverflow(min_sentences=2).load(tmp_path, 1, 1)
+    with h5py.File(path, "w") as file:
+        file["examples"] = h5py.SoftLink("/examples")
+    with user_error(str(path), "not TFF's"):
+        StackOverflow().load(tmp_path, 1, 1)
+
+
 def test_without_its_reader_an_hdf5_file_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     (tmp_path / "stackoverflow_train.h5").write_bytes(b"")

@@ -125,7 +125,8 @@ def test_honest_clients_are_not_left_out_where_few_take_part(name):
 
 def accept(screen, *sizes, sent=1.0):
     """Whether uploads with these norms are used."""
-    return screen.accept(np.array([[sent, size] for size in sizes]), np.ones(len(sizes))).tolist()
+    factors = screen.factors(np.full(len(sizes), sent), np.array(sizes, float), np.ones(len(sizes)))
+    return (factors > 0).tolist()
 
 
 def test_a_round_is_measured_by_its_median():
@@ -162,22 +163,25 @@ def test_uploads_without_a_change_are_no_measure():
 
 
 def test_updates_grow_with_the_number_of_steps():
-    norms = np.array([[1.0, 1]] * 5 + [[1, 99]])
-    assert Screening(False).accept(norms, np.ones(6)).tolist() == [True] * 5 + [False]
-    assert Screening(False).accept(norms, np.array([10.0] * 5 + [1000])).tolist() == [True] * 6
+    sent, sizes = np.ones(6), np.array([1.0] * 5 + [99])
+    assert Screening(False).factors(sent, sizes, np.ones(6)).tolist() == [1] * 5 + [0]
+    assert Screening(False).factors(sent, sizes, np.array([10.0] * 5 + [1000])).tolist() == [1] * 6
 
 
 def test_norms_are_those_of_differences_to_what_was_sent():
     alg, task = method("fedavg"), make_task((4, 4))
     sent = {"w": {"a": torch.tensor([3.0, 4.0])}}
     up = {"w": {"a": torch.tensor([[3.0, 4.0], [6.0, 8.0]])}, "extra": torch.tensor([[2.0], [torch.inf]])}
-    found = update_norms(alg, task, up, sent, {})
-    assert found.tolist() == [[5, 2], [5, torch.inf]]
+    found = update_norms(alg, task, up, sent, {}, {"w": torch.tensor([[4.0], [7.0]])})
+    assert found.tolist() == [[5, 2, 4], [5, torch.inf, 7]]
 
 
 def test_a_resumed_run_remembers_recent_norms():
-    made = run("fedavg", digits("fedavg", participation=2))
-    again = SingleRun(method("fedavg"), digits("fedavg", participation=2), 0, plan=EAGER)
+    options = {"screen_directions": True, "clip_updates": 1}
+    made = run("fedavg", digits("fedavg", participation=4), **options)
+    again = SingleRun(method("fedavg"), digits("fedavg", participation=4), 0, plan=EAGER, **options)
     again.restore(made.state())
-    assert np.array_equal(again.driver.screening.recent, made.driver.screening.recent)
-    assert len(made.driver.screening.recent) == min(4, screening.RECENT)
+    assert np.array_equal(again.driver.screening["updates"].recent, made.driver.screening["updates"].recent)
+    assert np.array_equal(again.driver.directions.recent, made.driver.directions.recent)
+    assert len(made.driver.screening["updates"].recent) == min(8, screening.RECENT)
+    assert made.driver.directions.recent.any()

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import fedloom
 from fedloom import UserError
+from fedloom.config.files import FORMAT
 from fedloom.core.tree import leaves
 from fedloom.runs.folders import exclusive_lock
 from fedloom.storage.files import Damaged, read_tensors, tensors_writer, write_file
@@ -192,6 +193,47 @@ def test_a_checkpoint_of_another_seed_is_set_aside(folders, copy, tmp_path, capl
     assert_same_files(folder, folders["memory"] / "whole")
 
 
+def start_two(folder, rounds):
+    """Two runs that are trained together, stopped after so many rounds; of the last there is no checkpoint yet."""
+
+    def on_method(label, *_):
+        return crash_after(2 * rounds) if label == "fedrep" else None
+
+    with pytest.raises(Crash):
+        fedloom.compare(["fedrep"], seeds=2, out=folder, on_method=on_method, **SMALL)
+    return [folder / "runs" / "fedrep" / f"seed-{seed}" for seed in range(2)]
+
+
+def resume_two(folder, runs):
+    """Resume them; returns the round from which each went on."""
+    fedloom.compare(["fedrep"], seeds=2, out=folder, resume=True, **SMALL)
+    return [int(re.findall(r"Going on after round (\d+)", (run / "run.log").read_text())[-1]) for run in runs]
+
+
+def damage(run, t):
+    flip(run / "checkpoints" / f"round-{t:08d}.safetensors", 4000)
+
+
+def test_runs_that_are_trained_together_go_on_from_a_round_of_which_all_have_an_undamaged_checkpoint(tmp_path):
+    fedloom.compare(["fedrep"], seeds=2, out=tmp_path / "whole", **SMALL)
+    runs = start_two(tmp_path / "stopped", 6)
+    damage(runs[0], 5)
+    assert resume_two(tmp_path / "stopped", runs) == [4, 4]
+    for run in runs:
+        assert_same_files(run, tmp_path / "whole" / run.relative_to(tmp_path / "stopped"))
+
+
+def test_an_undamaged_checkpoint_is_used_even_if_another_run_has_none_of_its_round(tmp_path, caplog):
+    """A kill between their checkpoints leaves one round of which both have one."""
+    runs, others = start_two(tmp_path / "stopped", 6), start_two(tmp_path / "before", 5)
+    shutil.rmtree(runs[1])
+    shutil.copytree(others[1], runs[1])
+    damage(runs[0], 4)
+    assert resume_two(tmp_path / "stopped", runs) == [5, 4]
+    assert "Checkpoint round-00000004.safetensors is damaged" in caplog.text
+    assert "the one after it is used." in caplog.text
+
+
 def test_what_else_lies_among_the_checkpoints_is_left_alone(folders, copy):
     folder = copy("memory", "stopped")
     newest = max((folder / "checkpoints").iterdir())
@@ -220,7 +262,7 @@ def test_final_tensors_that_were_replaced_are_not_loaded(copy):
 def as_format_1(folder: Path) -> Path:
     """Turn a run directory into one that FedLoom 0.1.0 wrote: no manifest, no checksums of rows and notes."""
     config = folder / "config.yaml"
-    config.write_text(config.read_text().replace("format: 2", "format: 1"))
+    config.write_text(config.read_text().replace(f"format: {FORMAT}", "format: 1"))
     (folder / "manifest.json").unlink()
     (folder / "store" / "checksums.npy").unlink(missing_ok=True)
     for path in (folder / "checkpoints").iterdir():

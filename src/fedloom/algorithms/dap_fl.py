@@ -14,7 +14,6 @@ from fedloom.algorithms.parts.tuned import Tuned
 from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, stream
 from fedloom.core.settings import setting
-from fedloom.core.tree import mean, uniform_mean
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,7 @@ class DapFL(Tuned):
     shared = "model w"
     private = "agent that chooses eta_i and alpha_i"
     pre_is_global = True
+    averages = True
 
     critic_lr: float = setting(0.001, "learning rate of critics", above=0)
     actor_lr: float = setting(0.0001, "learning rate of actors", above=0)
@@ -82,7 +82,7 @@ class DapFL(Tuned):
         return {"reward": r, "eta": work["eta"], "alpha": work["alpha"], "acc": work["s"][0], "loss": work["s"][1]}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {"w": uniform_mean(up["w"]) if self.compat else mean(up["w"], info.n)}
+        return {"w": task.average(up["w"], None if self.compat else info.n)}
 
 
 def quality(seen):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.settings import setting
-from fedloom.core.tree import axpy, mean, sub, where
+from fedloom.core.tree import axpy, sub, where
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Ditto(Algorithm):
     year = 2021
     shared = "model w"
     private = "model v_i"
+    averages = True
 
     lam: float = setting(0.1, "lambda, strength of the pull towards w", low=0)
     personal_epochs: int = setting(1, "E_p, epochs on the personal model", low=0)
@@ -47,7 +48,7 @@ class Ditto(Algorithm):
         return {"v": work["v"].params}, {"w": work["w"].params}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {"w": mean(up["w"], info.n)}
+        return {"w": task.average(up["w"], info.n)}
 
     def model(self, task, work, down, info):
         return where(info.first, work["w"], work["v"])  # a client that never trained uses the global model

@@ -12,7 +12,7 @@ import torch
 from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.autodiff import grad
 from fedloom.core.settings import setting
-from fedloom.core.tree import leaves, mean, where
+from fedloom.core.tree import leaves, where
 
 LOSSES, SETTLED = 10, 0.1  # the weights are learnt when so many losses in a row have a smaller standard deviation
 
@@ -26,6 +26,7 @@ class FedALA(Algorithm):
     shared = "model w"
     private = "model theta_i, weights A_i"
     global_slot = "theta"
+    averages = True
 
     p: int = setting(1, "number of layers, from the last, that are mixed", low=1)
     s: float = setting(80.0, "percentage of the samples on which A_i is learnt", above=0, high=100)
@@ -92,7 +93,7 @@ class FedALA(Algorithm):
         return {"theta": theta, "A": work["A"], "learnt": ~info.first}, {"w": theta}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {"w": mean(up["w"], info.n)}
+        return {"w": task.average(up["w"], info.n)}
 
     def model(self, task, work, down, info):
         return work["theta"]

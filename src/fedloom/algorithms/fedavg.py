@@ -7,7 +7,6 @@ Data. AISTATS 2017.
 from dataclasses import dataclass
 
 from fedloom.core.algorithm import Algorithm, Phase
-from fedloom.core.tree import mean
 
 
 @dataclass(frozen=True)
@@ -19,6 +18,7 @@ class FedAvg(Algorithm):
     shared = "model w"
     private = "nothing"
     pre_is_global = True
+    averages = True
 
     def init_server(self, task, key):
         return {"w": task.init(key)}
@@ -37,7 +37,7 @@ class FedAvg(Algorithm):
         return state, {"w": work["w"].params}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {"w": mean(up["w"], info.n)}
+        return {"w": task.average(up["w"], info.n)}
 
     def model(self, task, work, down, info):
         return work["w"]

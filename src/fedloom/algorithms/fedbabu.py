@@ -8,7 +8,6 @@ from typing import Literal
 
 from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.settings import setting
-from fedloom.core.tree import mean
 
 
 @dataclass(frozen=True)
@@ -20,6 +19,7 @@ class FedBABU(Algorithm):
     shared = "body phi"
     private = "nothing"
     needs_split = True
+    averages = True
 
     finetune_epochs: int = setting(5, "tau_f, epochs of fine-tuning before a client uses its model", low=0)
     finetune: Literal["head", "full"] = setting("head", "what is fine-tuned: the head, or body and head")
@@ -48,7 +48,7 @@ class FedBABU(Algorithm):
         return state, {"phi": task.body(work["w"].params)}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {**server, "phi": mean(up["phi"], info.n)}
+        return {**server, "phi": task.average(up["phi"], info.n)}
 
     def adapt(self, task):
         return [Phase(self.finetune_step, self.finetune_epochs)]

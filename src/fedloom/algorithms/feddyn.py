@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.core.settings import setting
-from fedloom.core.tree import axpy, sub, tree_map, uniform_mean, zeros_like
+from fedloom.core.tree import axpy, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class FedDyn(FedAvg):
         return {"lam": axpy(-self.strength(task, info), sub(theta, down["w"]), state["lam"])}, {"w": theta}
 
     def aggregate(self, task, server, up, info, t, key):
-        moved = tree_map(lambda theta, w: (theta - w).sum(0), up["w"], server["w"])
-        h = axpy(-self.alpha / task.clients, moved, server["h"])  # all clients count, not the cohort
-        return {"w": axpy(-1 / self.alpha, h, uniform_mean(up["w"])), "h": h}
+        average = task.average(up["w"])
+        share = len(info.n) / task.clients  # who did not train counts as not having moved
+        h = axpy(-self.alpha * share, sub(average, server["w"]), server["h"])
+        return {"w": axpy(-1 / self.alpha, h, average), "h": h}

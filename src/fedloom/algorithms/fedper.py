@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.settings import setting
-from fedloom.core.tree import mean
 
 
 @dataclass(frozen=True)
@@ -19,6 +18,7 @@ class FedPer(Algorithm):
     shared = "body phi"
     private = "head h_i"
     needs_split = True
+    averages = True
 
     allow_degenerate: bool = setting(False, "run although the model has no body to share, as Local then")
 
@@ -42,7 +42,7 @@ class FedPer(Algorithm):
         return {"h": task.head(work["w"].params)}, {"phi": task.body(work["w"].params)}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {"phi": mean(up["phi"], info.n)}
+        return {"phi": task.average(up["phi"], info.n)}
 
     def model(self, task, work, down, info):
         return work["w"]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from fedloom.algorithms.parts.distances import batch_mean
 from fedloom.algorithms.parts.measuring import measuring
 from fedloom.core.algorithm import Algorithm, Phase
+from fedloom.core.autodiff import vmap
 from fedloom.core.settings import setting
 
 FAR = 27.6  # how much less likely, in logarithms, a class without a prototype is than the farthest one with
@@ -25,6 +26,7 @@ class FedProto(Algorithm):
     year = 2022
     shared = "prototypes G[c]"
     private = "model theta_i"
+    averages = True
 
     lam: float = setting(10.0, "lambda, weight of the distance to the prototypes", low=0)
 
@@ -65,10 +67,9 @@ class FedProto(Algorithm):
 
     def aggregate(self, task, server, up, info, t, key):
         """Plain means over the clients that have a class; a class that nobody sent keeps its prototype."""
-        senders = up["has"].sum(0)
-        found = (up["C"] * up["has"][..., None]).sum(0) / senders.clamp(min=1)[:, None]
-        G = torch.where((senders > 0)[:, None], found, server["G"])
-        return {"G": G, "known": server["known"] | (senders > 0)}
+        sent = up["has"].any(0)
+        found = vmap(task.average, in_dims=1)(up["C"], up["has"])
+        return {"G": torch.where(sent[:, None], found, server["G"]), "known": server["known"] | sent}
 
     def model(self, task, work, down, info):
         return {"theta": work["theta"], "G": down["G"], "known": down["known"]}

@@ -12,7 +12,7 @@ from fedloom.algorithms.parts import pseudo_clients
 from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
-from fedloom.core.tree import axpy, mean, sub
+from fedloom.core.tree import axpy, sub
 
 TRAIN = 0.7  # share of a pseudo-client's samples that would be its training set (PAGE)
 
@@ -25,6 +25,7 @@ class FedRECON(Algorithm):
     year = 2021
     shared = "body phi"
     private = "nothing (head h_i lives for one round)"
+    averages = True
 
     support: float = setting(0.1, "share of the training samples that the head is rebuilt from", above=0, high=0.9)
     recon_epochs: int = setting(2, "epochs on the head, over the support", low=0)
@@ -80,7 +81,7 @@ class FedRECON(Algorithm):
         return kept, {"delta": sub(task.body(w), down["phi"])}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {"phi": axpy(self.eta_g, mean(up["delta"], info.n), server["phi"])}
+        return {"phi": axpy(self.eta_g, task.average(up["delta"], info.n), server["phi"])}
 
     def model(self, task, work, down, info):
         return work["w"]

@@ -10,7 +10,6 @@ from typing import Literal
 from fedloom.algorithms.fedper import FedPer
 from fedloom.core.algorithm import Phase
 from fedloom.core.settings import setting
-from fedloom.core.tree import mean, uniform_mean
 
 
 @dataclass(frozen=True)
@@ -36,4 +35,4 @@ class FedRep(FedPer):
         return {**work, "w": task.sgd(w, g)}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {"phi": mean(up["phi"], info.n) if self.average == "samples" else uniform_mean(up["phi"])}
+        return {"phi": task.average(up["phi"], info.n if self.average == "samples" else None)}

@@ -14,7 +14,6 @@ from fedloom.algorithms.parts import dense, joint
 from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.keys import fold, stream
 from fedloom.core.settings import setting
-from fedloom.core.tree import mean
 
 ABSENT = 1e-12  # counts for a class that the client does not have
 
@@ -27,6 +26,7 @@ class FedRoD(Algorithm):
     year = 2022
     shared = "body phi, generic head h (hyper: hypernetwork nu)"
     private = "head hP_i (hyper: nothing)"
+    averages = True
 
     personal_head: Literal["linear", "hyper"] = setting(
         "linear", "hP_i is the client's own, or generated from its class proportions by a shared hypernetwork"
@@ -75,7 +75,7 @@ class FedRoD(Algorithm):
         return {m: trained[m] for m in state}, {m: trained[m] for m in down}
 
     def aggregate(self, task, server, up, info, t, key):
-        return mean(up, info.n)
+        return task.average(up, info.n)
 
     def model(self, task, work, down, info):
         return {"w": work["w"], "hP": self.personal(task, {m: slot.params for m, slot in work.items()}, info)}

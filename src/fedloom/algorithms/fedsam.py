@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.parts.lwsam import perturbation
 from fedloom.core.settings import setting
-from fedloom.core.tree import add, uniform_mean
+from fedloom.core.tree import add
 
 
 @dataclass(frozen=True)
@@ -27,4 +27,4 @@ class FedSAM(FedAvg):
         return {"w": task.sgd(w, g_tilde)}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {"w": uniform_mean(up["w"])}
+        return {"w": task.average(up["w"])}

@@ -9,7 +9,7 @@ from fedloom.algorithms.parts import joint
 from fedloom.algorithms.parts.distances import batch_mean, kl
 from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.settings import setting
-from fedloom.core.tree import uniform_mean, where
+from fedloom.core.tree import where
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class FML(Algorithm):
     year = 2020
     shared = "model w"
     private = "model theta_i"
+    averages = True
 
     a: float = setting(0.5, "alpha, share of the labels in the loss of theta_i; the rest is for w", low=0, high=1)
     b: float = setting(0.5, "beta, share of the labels in the loss of w; the rest is for theta_i", low=0, high=1)
@@ -54,7 +55,7 @@ class FML(Algorithm):
         return {"theta": work["theta"].params}, {"w": work["w"].params}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {"w": uniform_mean(up["w"])}
+        return {"w": task.average(up["w"])}
 
     def model(self, task, work, down, info):
         return where(info.first, work["w"], work["theta"])  # a client that never trained uses the global model

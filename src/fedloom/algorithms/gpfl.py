@@ -16,7 +16,7 @@ from fedloom.core.autodiff import grad
 from fedloom.core.keys import fold, normal, uniform
 from fedloom.core.settings import setting
 from fedloom.core.task import clip_norm
-from fedloom.core.tree import axpy, mean, nonzero, zeros_like
+from fedloom.core.tree import axpy, nonzero, zeros_like
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class GPFL(Algorithm):
     year = 2023
     shared = "body phi, valve V, embeddings C"
     private = "head psi_i"
+    averages = True
     variants = MappingProxyType({"paper": {"pci_div_U": True}, "code": {"stale_cond": True}})
 
     lam: float = setting(0.01, "lambda, weight of the magnitude-level guidance", low=0)
@@ -107,7 +108,7 @@ class GPFL(Algorithm):
         return {"psi": task.head(w), **{m: extra[m] for m in state if m == "C"}}, {"phi": task.body(w), **extra}
 
     def aggregate(self, task, server, up, info, t, key):
-        return mean(up, info.n)
+        return task.average(up, info.n)
 
     def model(self, task, work, down, info):
         return {"w": work["w"], **({"V": work["V"].params, "p": work["c"][1:]} if "V" in work else {})}

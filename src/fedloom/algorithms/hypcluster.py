@@ -14,7 +14,7 @@ from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.errors import UserError
 from fedloom.core.keys import fold
 from fedloom.core.settings import setting
-from fedloom.core.tree import mean, take, tree_map
+from fedloom.core.tree import take, tree_map
 
 
 @dataclass(frozen=True)
@@ -75,5 +75,5 @@ class HypCluster(FedAvg):
         for j in range(self.Kc):
             members = torch.nonzero(up["j"] == j).flatten()
             old = take(server["models"], j)
-            models.append(mean(take(up["w"], members), info.n[members]) if len(members) else old)
+            models.append(task.average(take(up["w"], members), info.n[members]) if len(members) else old)
         return {"models": tree_map(lambda *rows: torch.stack(rows), *models)}

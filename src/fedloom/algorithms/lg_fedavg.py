@@ -11,7 +11,7 @@ import torch
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.settings import setting
-from fedloom.core.tree import mean, where
+from fedloom.core.tree import where
 
 
 @dataclass(frozen=True)
@@ -50,4 +50,4 @@ class LGFedAvg(FedAvg):
         return kept, {"h": h, **({"phi": phi} if "pretraining" in down else {})}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {**server, **mean(up, info.n)}
+        return {**server, **task.average(up, info.n)}

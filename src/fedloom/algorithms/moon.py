@@ -13,7 +13,6 @@ from fedloom.algorithms.parts.distances import batch_mean, contrast
 from fedloom.core.algorithm import Phase, Slot
 from fedloom.core.keys import fold, stream
 from fedloom.core.settings import setting
-from fedloom.core.tree import mean
 
 
 @dataclass(frozen=True)
@@ -68,4 +67,4 @@ class Moon(FedAvg):
         return {"old": trained}, trained
 
     def aggregate(self, task, server, up, info, t, key):
-        return mean(up, info.n)
+        return task.average(up, info.n)

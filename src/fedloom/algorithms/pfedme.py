@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
-from fedloom.core.tree import axpy, mean, sub, where
+from fedloom.core.tree import axpy, sub, where
 
 log = logging.getLogger("fedloom")
 
@@ -23,6 +23,7 @@ class PFedMe(Algorithm):
     shared = "model w"
     private = "model theta_i"
     global_slot = "theta"  # w itself sees no samples
+    averages = True
 
     lam: float = setting(15.0, "lambda, how near theta_i stays to w_i", above=0)
     inner_steps: int = setting(5, "K, steps on theta_i with each batch", low=1)
@@ -69,7 +70,7 @@ class PFedMe(Algorithm):
         return {"theta": work["theta"].params}, {"w": work["w"]}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {"w": axpy(self.eta_g, sub(mean(up["w"], info.n), server["w"]), server["w"])}
+        return {"w": axpy(self.eta_g, sub(task.average(up["w"], info.n), server["w"]), server["w"])}
 
     def model(self, task, work, down, info):
         return work["theta"]

@@ -13,7 +13,7 @@ import torch
 from fedloom.algorithms.parts.lwsam import by_name, distances, largest, perturbation, scores
 from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.settings import setting
-from fedloom.core.tree import add, sub, uniform_mean, where
+from fedloom.core.tree import add, sub, where
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class PLGULF(Algorithm):
     year = 2023
     shared = "model w"
     private = "model theta_i"
+    averages = True
 
     D: int | None = setting(None, "number of personal layers [5, or all but one where there are fewer]", low=0)
     rho: float = setting(0.05, "radius of the perturbation", low=0)
@@ -72,7 +73,7 @@ class PLGULF(Algorithm):
         return {"theta": work["theta"].params}, {"delta": sub(work["w"].params, down["w"])}
 
     def aggregate(self, task, server, up, info, t, key):
-        return {"w": add(server["w"], uniform_mean(up["delta"]))}
+        return {"w": add(server["w"], task.average(up["delta"]))}
 
     def model(self, task, work, down, info):
         return where(info.first, work["w"], work["theta"])  # a client that never trained uses the global model

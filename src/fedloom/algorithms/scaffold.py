@@ -11,7 +11,7 @@ import torch
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
-from fedloom.core.tree import add, axpy, scale, sub, tree_map, uniform_mean, where, zeros_like
+from fedloom.core.tree import add, axpy, scale, sub, where, zeros_like
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,6 @@ class Scaffold(FedAvg):
         return {"c": add(state["c"], change)}, {"dy": delta, "dc": change}
 
     def aggregate(self, task, server, up, info, t, key):
-        w = axpy(self.eta_g, uniform_mean(up["dy"]), server["w"])
-        c = tree_map(lambda c, dc: c + dc.sum(0) / task.clients, server["c"], up["dc"])
-        return {"w": w, "c": c}
+        w = axpy(self.eta_g, task.average(up["dy"]), server["w"])
+        share = len(info.n) / task.clients  # who did not train counts as not having changed its variate
+        return {"w": w, "c": axpy(share, task.average(up["dc"]), server["c"])}

@@ -14,7 +14,7 @@ SETTINGS = {
     "dataset": "data set, see 'fedloom list datasets' [digits]",
     "partition": "how samples are divided [the data set's]",
     "model": "architecture [the data set's]",
-    "clients": "number of clients [20]",
+    "clients": "number of clients [the data set's, or 20]",
     "rounds": "communication rounds [the data set's]",
     "participation": "share of clients in a round, or their number [1]",
     "lr": "local learning rate [the data set's]",
@@ -86,6 +86,8 @@ def _config(values: dict[str, Any], config: Path | None, preset: str | None, set
     settings = pairs(set_ or [])
     if repeated := sorted(options.keys() & settings.keys()):
         raise UserError(f"'{repeated[0]}' is given twice, as an option and with --set.")
+    if method := settings.get("algorithm"):
+        raise UserError(f"The method is an argument of the command, not a setting; write 'fedloom run {method}'.")
     from fedloom.config import files, resolve  # imports torch, which takes seconds that `--help` should not
 
     configs = [] if preset is None else [files.preset(preset)]

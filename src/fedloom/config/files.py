@@ -4,6 +4,7 @@ A *config dict* is a plain mapping, as in a YAML file: the settings of a run by 
 `partition` and `model` a name or a mapping of a name and settings.
 """
 
+import os
 import re
 from collections.abc import Hashable, Mapping
 from importlib import resources
@@ -20,7 +21,10 @@ SECTIONS = ("algorithm", "dataset", "partition", "model")
 LARGEST = 1 << 20  # bytes of a file; parsing takes seconds then
 DEEPEST = 10  # levels of lists and mappings
 LONGEST_INTEGER = 40  # characters, more than any 64-bit number needs
-FORMAT = 2  # of run directories and their config.yaml; since 2 they have a manifest
+FORMAT = 2  # of run directories and their config.yaml; since 2 they have a manifest, and `clients` is true
+FIXED_CLIENTS = ("amazon", "Federation", "femnist", "har", "mnist-by-writer", "own")  # data sets
+NATURAL = {"name": "natural"}
+PIPES = ("/dev/stdin", "/dev/fd/")  # which a shell has opened: `... | fedloom run --config /dev/stdin`, or <(...)
 
 
 def read_config(path: Path) -> ConfigDict:
@@ -30,6 +34,8 @@ def read_config(path: Path) -> ConfigDict:
 
 def _read(path: Path) -> str:
     check_path(path)
+    if os.path.exists(path) and not os.path.isfile(path) and not str(path).startswith(PIPES):
+        raise UserError(f"{path} is not a file; a configuration is a file of YAML such as 'lr: 0.1'.")
     try:
         with open(path, "rb") as file:
             content = file.read(LARGEST + 1)
@@ -121,16 +127,31 @@ def parse_config(text: str, source: str) -> ConfigDict:
         return {}
     if not isinstance(found, dict):
         raise UserError(f"{source} must hold settings such as 'lr: 0.1', not {_kind(found)}.")
-    check_format(found.pop("fedloom", None), source)
+    header = found.pop("fedloom", None)
+    check_format(header, source)
     for key, value in found.items():
         if not isinstance(key, str):
             raise UserError(f"{source} has '{shown(key)}' where the name of a setting should be.")
-        if key in SECTIONS and not isinstance(value, str | dict):
-            raise UserError(f"{source} must give {key} as a name or with settings below it, not as {_kind(value)}.")
+        if key in SECTIONS:
+            _check_section(key, value, source)
         if isinstance(value, dict) and key not in (*SECTIONS, "per_method"):
             raise UserError(f"{source} has settings below '{key}'; {nearest(key, (*SECTIONS, 'per_method'))}")
     check_per_method(found.get("per_method", {}), source)
+    if isinstance(header, dict) and header.get("format") == 1:
+        _forget_clients(found)
     return found
+
+
+def _forget_clients(found: ConfigDict) -> None:
+    """In format 1, `clients` was recorded as asked for, or as 20, also where the data have a number of their own."""
+    dataset = found.get("dataset")
+    if isinstance(dataset, dict) and dataset.get("name") in FIXED_CLIENTS and found.get("partition") == NATURAL:
+        found.pop("clients", None)
+
+
+def _check_section(key: str, value: Any, source: str) -> None:
+    if not isinstance(value, str | dict):
+        raise UserError(f"{source} must give {key} as a name or with settings below it, not as {_kind(value)}.")
 
 
 def check_per_method(special: Any, source: str) -> None:
@@ -140,6 +161,12 @@ def check_per_method(special: Any, source: str) -> None:
     for method, values in special.items():
         if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
             raise UserError(f"{source} must give settings below '{method}' in per_method, not {_kind(values)}.")
+        for key, value in values.items():
+            if key in SECTIONS:
+                _check_section(key, value, f"{source}, in per_method,")
+        other = values.get("algorithm", values.get("algorithm.name"))
+        if isinstance(other, str) or (isinstance(other, dict) and "name" in other):
+            raise UserError(f"{source} names an algorithm below '{method}' in per_method; give settings only.")
 
 
 def check_format(header: Any, source: str) -> None:

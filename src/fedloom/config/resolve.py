@@ -21,7 +21,7 @@ from fedloom.core.errors import UserError, check_path, is_plain_text, nearest, s
 from fedloom.core.federation import Federation
 from fedloom.core.settings import build, fields
 from fedloom.data.dataset import DATASETS, Dataset
-from fedloom.data.partitions import PARTITIONS, Partition
+from fedloom.data.partitions import PARTITIONS, Natural, Partition
 from fedloom.data.sets.own import OwnData, user_data_path
 from fedloom.models.zoo import MODELS, Model
 
@@ -101,12 +101,39 @@ def configure(
     by_section = _by_section(values, classes)
     if VARIANT in by_section.get("algorithm", {}):
         by_section["algorithm"] = _expanded(classes["algorithm"], by_section["algorithm"])
-    settings = build(Settings, {**defaults, **by_section.pop("run")}, "a run")
+    of_run = by_section.pop("run")
+    settings = build(Settings, {**defaults, **of_run}, "a run")
     made = {name: build(classes[name], found, f"{name} '{classes[name].name}'") for name, found in by_section.items()}
     folder = None if data_dir is None else Path(data_dir)
     if folder is not None:
         check_path(folder)
-    return Config(settings, **{**owners, **made}, head=head, data_dir=folder)
+    config = Config(settings, **{**owners, **made}, head=head, data_dir=folder)
+    return _with_natural_clients(config, asked="clients" in of_run)
+
+
+def _with_natural_clients(config: Config, asked: bool) -> Config:
+    """The configuration with the number of clients that the data have, if they fix it. Raises a UserError if a user has
+    `asked` for another number."""
+    data, clients = config.dataset, config.settings.clients
+    if isinstance(data, Federation):
+        found: int | None = data.clients + data.held_out
+    else:
+        found = data.natural_clients() if isinstance(config.partition, Natural) else None
+    if found is None or found == clients:
+        return config
+    if asked:
+        raise _wrong_clients(data, found, clients)
+    return dataclasses.replace(config, settings=dataclasses.replace(config.settings, clients=found))
+
+
+def _wrong_clients(data: Dataset | Federation, found: int, asked: int) -> UserError:
+    name, remedy = "The federation", f"set clients={found}"
+    if isinstance(data, Dataset):
+        name = Path(data.path).name if isinstance(data, OwnData) else f"Data set '{data.name}'"
+        more = f"{remedy} and subset={asked} to keep {asked} of them"
+        remedy = more if asked < found else f"{remedy}, or another partition such as iid"
+        remedy = f"set {setting}={asked}, too" if (setting := data.clients_setting) else remedy
+    return UserError(f"{name} has {found} clients, not {asked}; {remedy}.")
 
 
 def _defaults(cls: type[Dataset], values: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
@@ -263,6 +290,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """The first setting in which two config dicts differ, with both values; the location of the data does not count."""
     default = _plain(Settings())  # for settings that did not exist when a run was started
+    default["clients"] = new.get("clients")  # of a run whose data fix them, see `parse_config`
     a, b = ({**default, **flat(config)} for config in (old, new))
     for key in [*flat(old), *flat(new)]:
         if key not in ("data_dir", "dataset.path") and a.get(key) != b.get(key):

@@ -30,6 +30,18 @@ class Settings:
     subset: int | None = setting(None, "keep so many clients of the partition, drawn at random", low=1)
     server_share: float = setting(0.0, "share of the samples that goes to the server (D_CS)", low=0, high=0.9)
     screening: bool = setting(True, "leave out uploads that are far larger than usual (see docs/robustness.md)")
+    screen_directions: bool = setting(
+        False, "leave out clients whose updates point away from those of others in the first rounds"
+    )
+    aggregation: Literal["mean", "median", "trimmed_mean"] = setting(
+        "mean", "where the server averages: the method's mean, or median or trimmed mean of each coordinate, unweighted"
+    )
+    trim: float | None = setting(
+        None, "trimmed_mean: share of values left out at either end (none: 0.2)", above=0, high=0.5
+    )
+    clip_updates: float | None = setting(
+        None, "scale updates that are larger than this many times the usual size down to it", above=0
+    )
     eval_every: int = setting(1, "rounds between evaluations", low=1)
     eval_clients: int | None = setting(None, "evaluate a fixed random sample of so many clients, not all", low=1)
     holdout_clients: float = setting(0.0, "share (or number, from 1 on) of the clients kept out of training", low=0)

@@ -139,6 +139,7 @@ class Algorithm:
     turns: ClassVar[bool] = False  # the server aggregates after each client in turn
     partial: ClassVar[bool] = True  # a cohort may be a subset of the clients
     needs_split: ClassVar[bool] = False  # body and head must both have parameters
+    averages: ClassVar[bool] = False  # `aggregate` is built on `task.average`, so that it can be a median
     takes_diverged: ClassVar[bool] = False  # uploads with non-finite values reach `aggregate`, too
     needs_server_data: ClassVar[bool] = False
     pre_is_global: ClassVar[bool] = False  # PM_pre is GM itself, so it is scored once
@@ -198,7 +199,8 @@ class Algorithm:
         return {name: down[name] for name in up if name in down}
 
     def aggregate(self, task: Task, server: Tree, up: Tree, info: Info, t: int, key: Key) -> Tree:
-        """The server's new state from the stacked uploads; `task.data.server` has the server's samples."""
+        """The server's new state from the stacked uploads. `task.average` averages them as the user wants it;
+        `task.data.server` has the server's samples."""
         return server
 
     # -- clients that join after training -------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from fedloom.core.algorithm import Batch, Output, Slot
 from fedloom.core.autodiff import grad
 from fedloom.core.federation import Federation
 from fedloom.core.keys import Key
-from fedloom.core.tree import Number, Params
+from fedloom.core.tree import Number, Params, Tree
 
 Loss = Callable[[Output, Batch], Tensor]
 Maybe = Tensor | None
@@ -60,6 +60,7 @@ class Task:
     epochs: int = 1  # E, local epochs per round
     rounds: int = 1  # T, rounds of the run
     participation: float = 1.0  # rho, share of the clients in a round, or their number if above 1
+    trim: float = 0.0  # where the server averages: share of values left out at either end; 0.5 for the median
 
     @property
     def classes(self) -> int:
@@ -158,6 +159,17 @@ class Task:
         else:
             moved = {k: torch.sub(params[k], g, alpha=eta) for k, g in gradient.items()}
         return Slot({**params, **moved}, slot.buffers, momentum)
+
+    # -- the server's step -----------------------------------------------------------------------------------------
+
+    def average(self, stacked: Tree, weights: Tensor | None = None) -> Tree:
+        """What the server makes of stacked uploads: their mean, weighted (usually by numbers of samples) or plain. With
+        `trim`, it is the trimmed mean or median of each coordinate; weights then only tell who counts, being not 0."""
+        if self.trim:
+            rows = tree.leaves(stacked)[0]
+            counts = torch.ones(len(rows), device=rows.device) if weights is None else weights
+            return tree.trimmed_mean(stacked, counts, self.trim)
+        return tree.uniform_mean(stacked) if weights is None else tree.mean(stacked, weights)
 
     # -- scores -------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ Params: TypeAlias = dict[str, Tensor]  # parameters by name
 __all__ = [
     "Number", "Params", "Tree", "add", "axpy",
     "leaves", "mean", "nonzero", "norm", "scale", "size_bytes", "sub", "take", "tree_flatten",
-    "tree_map", "tree_unflatten", "uniform_mean", "where", "zeros_like",
+    "tree_map", "tree_unflatten", "trimmed_mean", "uniform_mean", "where", "zeros_like",
 ]  # fmt: skip
 
 
@@ -74,6 +74,22 @@ def mean(stacked: Tree, weights: Tensor) -> Tree:
 def uniform_mean(stacked: Tree) -> Tree:
     """Unweighted mean over the leading (client) axis."""
     return tree_map(lambda x: x.mean(0), stacked)
+
+
+def trimmed_mean(stacked: Tree, counts: Tensor, trim: float) -> Tree:
+    """Mean, in each coordinate, over the rows for which `counts` is not zero, without the share `trim` of the smallest
+    and as many of the largest values; 0.5 gives the median."""
+    rows = torch.count_nonzero(counts)
+    cut = torch.minimum((trim * rows + 1e-9).long(), (rows - 1) // 2)
+    rank = torch.arange(len(counts), device=counts.device)
+    kept = (rank >= cut) & (rank < rows - cut)
+
+    def of_leaf(x: Tensor) -> Tensor:
+        shape = (-1, *[1] * (x.dim() - 1))
+        ordered = torch.where((counts != 0).view(shape), x, torch.inf).sort(0).values
+        return torch.where(kept.view(shape), ordered, 0).sum(0) / (rows - 2 * cut)
+
+    return tree_map(of_leaf, stacked)
 
 
 def take(stacked: Tree, index: Any) -> Tree:

@@ -59,6 +59,7 @@ class Dataset(ABC):
     licence: ClassVar[str] = ""
     sources: ClassVar[tuple[Source, ...]] = ()  # files to download
     debian: ClassVar[tuple[str, Path] | None] = None  # a Debian package that has the files, and their folder
+    clients_setting: ClassVar[str] = ""  # a setting of its own that says how many natural clients it has
     usual: ClassVar[dict[str, Any]] = {}  # default settings of a run; those of the partition as "partition.beta"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -68,6 +69,10 @@ class Dataset(ABC):
     def defaults(self) -> tuple[str, str, dict[str, Any]]:
         """Model, partition and settings of a run with this data set, unless a user sets others."""
         return self.model, self.partition, self.usual
+
+    def natural_clients(self) -> int | None:
+        """The number of clients of the partition `natural`, if the data set fixes it; None if `clients` does."""
+        return None
 
     @abstractmethod
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:

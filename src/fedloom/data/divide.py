@@ -42,7 +42,8 @@ def divide(
     """
     if min(split) < 0 or split[0] <= 0 or split[2] <= 0 or abs(sum(split) - 1) > 1e-6:
         raise UserError(
-            f"split must be shares for train/validation/test that add up to 1, not {'/'.join(f'{s:g}' for s in split)}."
+            "split must be shares for train/validation/test that add up to 1, all but validation above 0, not "
+            f"{'/'.join(f'{s:g}' for s in split)}."
         )
     draw = rng("partition", seed)
     server = np.zeros(0, dtype=np.int64) if raw.server is None else raw.server

@@ -24,9 +24,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 READ_ERRORS = (
     OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, SyntaxError, MemoryError,
-    NotImplementedError, OverflowError, RecursionError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+    OverflowError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
     Image.DecompressionBombError,
 )  # fmt: skip
+IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")  # not PostScript, which Pillow hands to a program
 NORMALISE = "half: (x - 0.5) / 0.5, as in GPFL; published: by mean and standard deviation of each channel"
 
 
@@ -88,7 +89,7 @@ def decode_image(raw: bytes | np.ndarray | Path, mode: str = "RGB") -> np.ndarra
     """Decode an image file: [height, width, channels], or [height, width] in grey (mode "L")."""
     source = raw if isinstance(raw, Path) else io.BytesIO(bytes(raw))
     try:
-        with Image.open(source) as image:
+        with Image.open(source, formats=IMAGE_FORMATS) as image:
             return np.asarray(image.convert(mode))
     except UnidentifiedImageError as error:
         raise ValueError("that is no picture") from error

@@ -56,7 +56,7 @@ class ClientReplies:
     scores: dict[str, Scores]  # view (pre, post, global) -> split -> scores
     up: Tree = field(default_factory=dict)
     info: Info | None = None  # without class counts, which clients do not send
-    norms: Tensor | None = None  # (clients, 2): of what was sent and of the updates, see `screening.update_norms`
+    norms: Tensor | None = None  # (clients, 3): of downloads, updates, running statistics (`update_norms`)
     report: Tree = field(default_factory=dict)
     stats: Tree = field(default_factory=dict)  # running statistics; a real site sends none
 
@@ -183,8 +183,8 @@ class LocalClients:
         if not up:
             up, shared, parts = outcome.client_state, {}, {}
         if not leaves(up):
-            return torch.zeros(len(request.ids), 2, device=self.task.data.device)
-        return executor.call("norms", partial(update_norms, self.alg, self.task), up, shared, parts)
+            return torch.zeros(len(request.ids), 3, device=self.task.data.device)
+        return executor.call("norms", partial(update_norms, self.alg, self.task), up, shared, parts, outcome.stats)
 
 
 def _double(numbers: dict[str, Tensor]) -> dict[str, Tensor]:

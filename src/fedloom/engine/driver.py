@@ -14,12 +14,12 @@ from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError
 from fedloom.core.keys import rng, root
 from fedloom.core.task import Task
-from fedloom.core.tree import Params, Tree, mean, size_bytes, take, tree_map
+from fedloom.core.tree import Params, Tree, size_bytes, take, tree_map
 from fedloom.device.transfer import to_device, to_numpy
 from fedloom.engine.clients import ClientReplies, ClientRequest
 from fedloom.engine.cohort import global_slot
 from fedloom.engine.executors.scoring import score_rows
-from fedloom.engine.screening import Screening
+from fedloom.engine.screening import Directions, Screening, scaled_updates, update_vectors
 
 log = logging.getLogger("fedloom")
 
@@ -78,6 +78,8 @@ class Driver:
         unseen: np.ndarray | None = None,
         join_rounds: int = 1,
         screening: bool = True,
+        screen_directions: bool = False,
+        clip_updates: float | None = None,
         label: str = "",
     ) -> None:
         """`task` has the participating clients only.
@@ -88,6 +90,8 @@ class Driver:
             unseen: held-out clients to evaluate; None for all.
             join_rounds: rounds for which a held-out client trains before it is scored as joined.
             screening: leave out uploads that are far larger than usual.
+            screen_directions: leave out updates that point away from those of others.
+            clip_updates: scale updates that are larger than so many times the usual size down to it.
             label: distinguishes this run in messages, such as " of seed 3".
         """
         self.alg, self.task, self.seed, self.held_out, self.label = alg, task, seed, held_out, label
@@ -100,9 +104,14 @@ class Driver:
         self.join_rounds = join_rounds
         self.post: dict[str, np.ndarray] = {}  # split -> scores of the last PM_post of the evaluated clients
         self.stats: Tree = {}  # mean running statistics, for a global model without a client and for new clients
-        self.screening = Screening(alg.turns) if screening else None
+        self.screening: dict[str, Screening] = {}  # of updates, and of running statistics
+        if screening or clip_updates is not None:
+            self.screening["updates"] = Screening(alg.turns, screening, clip_updates)
+        if screening and task.network.buffers:
+            self.screening["stats"] = Screening(alg.turns)
+        self.directions = Directions(task.clients) if screen_directions else None
         self.diverged: set[int] = set()
-        self.left_out: set[int] = set()  # clients whose update was once too large
+        self.left_out: set[int] = set()  # clients whose update was once too large, or pointed away from the others'
         if len(self.unseen):
             self._check_joining()
 
@@ -139,7 +148,7 @@ class Driver:
             stats += n_and_stats
         if stats:
             n = torch.cat([n for n, _ in stats])
-            self.stats = mean(tree_map(lambda *rows: torch.cat(rows), *(rows for _, rows in stats)), n)
+            self.stats = self.task.average(tree_map(lambda *rows: torch.cat(rows), *(rows for _, rows in stats)), n)
         self.t = t + 1
         sizes = [len(turn) for turn in turns]
         of_clients = {
@@ -152,7 +161,7 @@ class Driver:
     def _train(
         self, ids: np.ndarray, t: int, splits: tuple[str, ...]
     ) -> Steps[tuple[int, int, dict[str, np.ndarray], list[tuple[Tensor, Tree]]]]:
-        """Bytes sent down and up, reported numbers, and (n, running statistics) of the clients that did not diverge."""
+        """Bytes sent down and up, reported numbers, and (n, running statistics) of the clients that are used."""
         at = np.minimum(np.searchsorted(self.eval_client_ids, ids), len(self.eval_client_ids) - 1)
         scored = self.eval_client_ids[at] == ids
         next_ids = None if self.alg.turns else self.sample(t + 1)
@@ -163,38 +172,77 @@ class Driver:
         found = replies.norms, replies.info.n, replies.scores["post"], replies.report
         norms, samples, scores, report = to_numpy(found)
         self._remember(at[scored], {split: found[scored] for split, found in scores.items()})
-        used = self._screened(ids, norms, samples if replies.up else None, t)
+        factors = self._factors(request, replies, norms, samples)
+        used = factors > 0
         if not used.all():  # 1 for clients whose upload was not used because it was not finite, or too large
             finite = np.isfinite(norms).all(1)
             report |= {"diverged": (~finite).astype(float), "left_out": (finite & ~used).astype(float)}
-        up, info, stats = replies.up, replies.info, replies.stats
+        up, info = replies.up, replies.info
+        if (factors[used] < 1).any():
+            scale = torch.from_numpy(np.where(used, factors, 1)).to(self.task.data.device)
+            up = scaled_updates(self.alg, self.task, up, self._shared(request), request.parts, scale)
         if not used.all() and self.alg.takes_diverged:
             up = _without(up, torch.from_numpy(used).to(self.task.data.device))
         elif not used.all():
-            up, info, stats = take((up, info, stats), to_device(self.task.data.device, np.flatnonzero(used)))
+            up, info = self._take((up, info), used)
         if used.any() or self.alg.takes_diverged:
             server = self.alg.aggregate(self.task, self.server, up, info, t, self.key)
             self.server = tree_map(lambda v: v.contiguous(), server)  # as a resumed run has it
         of_server = self.alg.report_server(self.task, self.server, replies.info)
         report |= to_numpy({name: value.double() for name, value in of_server.items()})
         down = size_bytes(request.shared) * len(ids) + self.alg.size_of_parts(request.parts)
-        return down, size_bytes(replies.up), report, [(info.n, stats)] if stats and used.any() else []
+        stats = self._usual_stats(replies, norms, samples, used) if replies.stats else []
+        return down, size_bytes(replies.up), report, stats
 
-    def _screened(self, ids: np.ndarray, norms: np.ndarray, samples: np.ndarray | None, t: int) -> np.ndarray:
-        """Which uploads are used; the clients of the others are named in the log. `samples` is None where nothing is
-        uploaded."""
+    def _take(self, rows: Tree, chosen: np.ndarray) -> Tree:
+        return take(rows, to_device(self.task.data.device, np.flatnonzero(chosen)))
+
+    def _shared(self, request: ClientRequest) -> Tree:
+        """What all clients of a request know of the server."""
+        return {**self.alg.constants(self.task, self.key), **request.shared}
+
+    def _factors(
+        self, request: ClientRequest, replies: ClientReplies, norms: np.ndarray, samples: np.ndarray
+    ) -> np.ndarray:
+        """By what each update is multiplied, 0 for those that are not used; their clients are named in the log."""
+        ids, t = request.ids, request.t
         used = np.isfinite(norms).all(1)
-        self._warn(ids[~used], samples is not None, t)
-        if self.screening is not None and samples is not None:
-            finite = np.flatnonzero(used)
-            used[finite] = self.screening.accept(norms[finite], samples[finite])
-            for i in set(ids[finite[~used[finite]]].tolist()) - self.left_out:
-                log.warning(
-                    "Client %d sent an update far larger than usual in round %d%s: such updates are left out.",
-                    i, t + 1, self.label,
-                )  # fmt: skip
-                self.left_out.add(i)
-        return used
+        self._warn(ids[~used], bool(replies.up), t)
+        factors = used.astype(float)
+        if "updates" in self.screening and replies.up:
+            sent, size, _ = norms[used].T
+            factors[used] = self.screening["updates"].factors(sent, size, samples[used])
+            self._name(ids[used & (factors == 0)], "sent an update far larger than usual", t)
+        used = factors > 0
+        if self.directions is not None and replies.up:
+            if self.directions.judges(int(used.sum()), t):
+                up, parts = self._take((replies.up, request.parts), used)
+                self.directions.compare(
+                    ids[used], update_vectors(self.alg, self.task, up, self._shared(request), parts)
+                )
+            factors[used] *= self.directions.accept(ids[used])
+            self._name(ids[used & (factors == 0)], "sent updates that point away from those of others", t)
+        return factors
+
+    def _name(self, ids: np.ndarray, why: str, t: int) -> None:
+        """Name clients whose updates are left out, each once."""
+        for i in set(ids.tolist()) - self.left_out:
+            log.warning("Client %d %s in round %d%s: such updates are left out.", i, why, t + 1, self.label)
+            self.left_out.add(i)
+
+    def _usual_stats(
+        self, replies: ClientReplies, norms: np.ndarray, samples: np.ndarray, used: np.ndarray
+    ) -> list[tuple[Tensor, Tree]]:
+        """(n, running statistics) of the clients that are used and whose statistics are not far larger than usual."""
+        assert replies.info is not None
+        if "stats" in self.screening and used.any():
+            size = norms[used, 2]
+            used = used.copy()
+            used[used] = self.screening["stats"].factors(np.zeros(len(size)), size, samples[used]) > 0
+        if not used.any():
+            return []
+        n_and_stats = replies.info.n, replies.stats
+        return [n_and_stats if used.all() else self._take(n_and_stats, used)]
 
     def _warn(self, diverged: np.ndarray, uploads: bool, t: int) -> None:
         what = "upload has NaN or infinite values and is left out until it is finite again"

@@ -12,6 +12,7 @@ from fedloom.engine.client_store import ClientStore, MemoryStore, Snapshot
 from fedloom.engine.clients import LocalClients, MakeStore, initial_state
 from fedloom.engine.cohort import Cohort
 from fedloom.engine.driver import Driver
+from fedloom.engine.screening import Directions, Screening
 
 
 class State(NamedTuple):
@@ -21,7 +22,7 @@ class State(NamedTuple):
     server: Tree
     post: dict[str, np.ndarray]
     store: Snapshot
-    recent: np.ndarray | None = None  # norms of recent updates, for screening
+    recent: dict[str, np.ndarray]  # what screening knows of recent uploads
 
 
 class Simulation:
@@ -55,12 +56,15 @@ class Simulation:
         return self.clients.cohort(self.driver.first_request())
 
     def state(self) -> State:
-        screening = self.driver.screening
-        recent = None if screening is None else screening.recent
+        recent = {kind: screening.recent for kind, screening in self._screening().items()}
         return State(self.driver.t, self.driver.server, self.driver.post, self.store.snapshot(), recent)
 
     def restore(self, saved: State) -> None:
         self.driver.t, self.driver.server, self.driver.post = saved.t, saved.server, saved.post
         self.store.restore(saved.store)
-        if self.driver.screening is not None and saved.recent is not None:
-            self.driver.screening.recent = saved.recent
+        for kind, screening in self._screening().items():
+            screening.recent = saved.recent.get(kind, screening.recent)
+
+    def _screening(self) -> dict[str, Screening | Directions]:
+        directions = self.driver.directions
+        return {**self.driver.screening, **({} if directions is None else {"directions": directions})}

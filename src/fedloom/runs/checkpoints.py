@@ -12,6 +12,7 @@ from torch import Tensor
 from fedloom.core.tree import tree_map
 from fedloom.engine.client_store import Snapshot
 from fedloom.engine.simulation import Simulation, State
+from fedloom.runs.folders import log_only_to
 from fedloom.storage.files import Damaged, read_tensors, sync_folder, tensors_writer, write_file
 from fedloom.storage.trees import named, rebuilt
 
@@ -53,7 +54,7 @@ class Checkpoints:
                 "server": state.server,
                 "post": {split: torch.from_numpy(found) for split, found in state.post.items()},
                 "store": state.store._asdict(),
-                "screening": {} if state.recent is None else {"recent": torch.from_numpy(state.recent)},
+                "screening": {kind: torch.from_numpy(sizes) for kind, sizes in state.recent.items()},
             }
         )
         write_file(self._path(state.t), tensors_writer(tensors, {"round": state.t, "run": self.run}))
@@ -65,19 +66,19 @@ class Checkpoints:
         log.info("Checkpoint of round %d, %.2f s.", state.t, self.cost)
 
     def restore(self, run: Simulation, up_to: int | None = None) -> None:
-        """Set a run to the newest undamaged checkpoint; without one it starts from the beginning. With `up_to`, newer
-        checkpoints than this round are deleted, if there is an older one."""
+        """Set a run to the newest undamaged checkpoint; without one it starts from the beginning. With `up_to`, a newer
+        checkpoint than this round is used only if no other is left. Those that are newer than the run are deleted."""
         self.last = time.perf_counter()
         found = self.found() if up_to is None else self._up_to(up_to)
-        for path, before in zip(found, [*found[1:], None], strict=False):
+        for path, instead in zip(found, [*found[1:], None], strict=False):
             try:
                 run.restore(self._load(path, run))
-                return
+                break
             except Damaged as error:
-                instead = "the one before it is used" if before else "the run starts from the beginning"
-                log.warning("Checkpoint %s is damaged (%s); %s.", path.name, error, instead)
-                path.replace(path.with_suffix(".damaged"))
-                sync_folder(self.folder)
+                self._set_aside(path, error, instead)
+        for path in self.found():
+            if _round(path) > run.t:
+                path.unlink()
 
     def found(self) -> list[Path]:
         """Paths of all checkpoints, newest first."""
@@ -85,26 +86,46 @@ class Checkpoints:
         return sorted(found, key=_round, reverse=True)
 
     def newest(self) -> int:
-        """The round of the newest checkpoint, 0 if there is none."""
-        return max(map(_round, self.found()), default=0)
+        """The round of the newest undamaged checkpoint, 0 if there is none."""
+        found = self.found()
+        for path, instead in zip(found, [*found[1:], None], strict=False):
+            try:
+                self._read(path)
+                return _round(path)
+            except Damaged as error:
+                with log_only_to(self.folder.parent):
+                    self._set_aside(path, error, instead)
+        return 0
 
     def _up_to(self, up_to: int) -> list[Path]:
+        """The checkpoints in the order in which they are tried: those up to this round come first. A single one is left
+        out if a run that is trained together with this one has none yet."""
         found = self.found()
-        old = [path for path in found if _round(path) <= up_to]
-        if not old and len(found) == KEPT:
-            return found
-        for path in found[: len(found) - len(old)]:
-            path.unlink()
-        return old
+        if up_to == 0 and len(found) < KEPT:
+            return []
+        return sorted(found, key=lambda path: _round(path) > up_to)
+
+    def _set_aside(self, path: Path, error: Damaged, instead: Path | None) -> None:
+        if instead is None:
+            then = "the run starts from the beginning"
+        else:
+            then = f"the one {'before' if _round(instead) < _round(path) else 'after'} it is used"
+        log.warning("Checkpoint %s is damaged (%s); %s.", path.name, error, then)
+        path.replace(path.with_suffix(".damaged"))
+        sync_folder(self.folder)
 
     def _path(self, t: int) -> Path:
         return self.folder / f"round-{t:08d}.safetensors"
 
     def _load(self, path: Path, run: Simulation) -> State:
+        tensors, t = self._read(path)
+        return _state(tensors, t, run)
+
+    def _read(self, path: Path) -> tuple[dict[str, Tensor], int]:
         tensors, note = read_tensors(path)
         if note.get("run", self.run) != self.run:
             raise Damaged("it belongs to another run")
-        return _state(tensors, note["round"], run)
+        return tensors, note["round"]
 
 
 def _round(path: Path) -> int:
@@ -122,5 +143,5 @@ def _state(tensors: dict[str, Tensor], t: int, run: Simulation) -> State:
         server=rebuilt(run.server, tensors, "server"),
         post={k.removeprefix("post/"): v.numpy() for k, v in tensors.items() if k.startswith("post/")},
         store=saved,
-        recent=tensors["screening/recent"].numpy() if "screening/recent" in tensors else None,
+        recent={k.removeprefix("screening/"): v.numpy() for k, v in tensors.items() if k.startswith("screening/")},
     )

@@ -75,12 +75,24 @@ def make_task(config: Config, data: Federation | None = None) -> Task:
     task = Task(
         data, _network(config, data), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
         batch_size=min(s.batch_size, _most_samples(data)), epochs=s.local_epochs, rounds=s.rounds,
-        participation=s.participation,
+        participation=s.participation, trim=_trim(config.algorithm, s),
     )  # fmt: skip
     check(config.algorithm, task)
     if s.eval_clients is not None and s.eval_clients > task.clients:
         raise UserError(f"eval_clients asks for {s.eval_clients} clients, but there are {task.clients}.")
     return task
+
+
+def _trim(alg: Algorithm, s: Settings) -> float:
+    """The share of values that the server's averages leave out at either end."""
+    if s.trim is not None and s.aggregation != "trimmed_mean":
+        raise UserError(f"trim={s.trim:g} belongs to aggregation=trimmed_mean, but aggregation is {s.aggregation}.")
+    if s.aggregation != "mean" and not alg.averages:
+        raise UserError(
+            f"The server of {alg.name} does not average uploads, so aggregation cannot be {s.aggregation}; use mean, "
+            "and clip_updates=1 against large updates."
+        )
+    return {"mean": 0.0, "median": 0.5, "trimmed_mean": 0.2 if s.trim is None else s.trim}[s.aggregation]
 
 
 def _most_samples(data: Federation) -> int:

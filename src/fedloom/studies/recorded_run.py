@@ -41,6 +41,8 @@ class RecordedRun:
             unseen=eval_unseen_ids(s, data),
             join_rounds=s.join_rounds,
             screening=s.screening,
+            screen_directions=s.screen_directions,
+            clip_updates=s.clip_updates,
             label=self.label,
         )
         return self.simulation

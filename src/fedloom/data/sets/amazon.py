@@ -40,6 +40,10 @@ class Amazon(Dataset):
     )
     usual = {"lr": 0.005, "rounds": 100}
 
+    def natural_clients(self) -> int:
+        """The number of kinds of products."""
+        return len(DOMAINS)
+
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         """Read all reviews as counts of 5,000 words."""
         folder, layout = locate(type(self), data_dir, LAYOUTS)

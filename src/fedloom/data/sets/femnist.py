@@ -33,9 +33,14 @@ class Femnist(Dataset):
     partition = "natural"
     licence = "BSD 2-clause; NIST's Special Database 19 is in the public domain"
     sources = (Source(TABLE, (f"https://huggingface.co/datasets/flwrlabs/femnist/resolve/main/data/{TABLE}",)),)
+    clients_setting = "writers"
     usual = {"lr": 0.005, "rounds": 100}
 
     writers: int | None = setting(20, "number of writers, those with most samples (none: all)", low=1)
+
+    def natural_clients(self) -> int:
+        """The number of writers."""
+        return self.writers or 3597
 
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         """Read the images of the writers with most samples. LEAF's test images are the official test set."""

@@ -52,6 +52,10 @@ class Har(Dataset):
 
     scrambled: bool = setting(False, "channels and time mixed up, as by the script that GPFL's authors used")
 
+    def natural_clients(self) -> int:
+        """The number of people."""
+        return 30
+
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         """Read all windows, [windows, signals, 1, steps]; those of nine people are the official test set."""
         folder, layout = locate(type(self), data_dir, LAYOUTS)

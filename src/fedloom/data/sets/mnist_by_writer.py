@@ -37,6 +37,10 @@ class MnistByWriter(Dataset):
     )
     usual = {"lr": 0.005, "rounds": 100}
 
+    def natural_clients(self) -> int:
+        """The number of writers."""
+        return 539
+
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         """Read all digits and their writers."""
         folder, layout = locate(type(self), data_dir, LAYOUTS)

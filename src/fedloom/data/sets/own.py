@@ -65,6 +65,10 @@ class OwnData(Dataset):
         settings |= DEFAULTS_BY_KIND.get(samples.kind, {})
         return default_model(samples), "natural" if natural else "dirichlet_class", settings
 
+    def natural_clients(self) -> int | None:
+        """The number of clients that the data name, if they name any; the data are read for this."""
+        return len(self._read().clients) or None
+
     def _read(self) -> Samples:
         if not self.path:
             raise UserError("Your own data need a path: --dataset PATH, or fedloom.OwnData('PATH').")

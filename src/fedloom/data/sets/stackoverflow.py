@@ -1,18 +1,21 @@
 """Stack Overflow: the next word in sentences, as TensorFlow Federated publishes them. A client is a user."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
 from fedloom.data.dataset import Dataset, RawDataset, Source, locate
+from fedloom.data.formats import readable, require
+from fedloom.data.limits import check_inflated
 from fedloom.data.text import next_words
 
 FILE = "stackoverflow_train.h5"
 LAYOUTS = {"tff": (FILE,)}
+TEXT = 64  # bytes of a text in memory at least
 
 
 @dataclass(frozen=True)
@@ -54,23 +57,21 @@ def _users(path: Path, clients: int, min_sentences: int) -> list[list[list[str]]
     except ImportError:
         raise UserError(f"{path} is an HDF5 file; install its reader with pip install 'fedloom[hdf5]'.") from None
     users: list[list[list[str]]] = []
-    try:
-        with h5py.File(path, "r") as file:
-            for user in sorted(file["examples"]):
-                if len(file["examples"][user]["tokens"]) >= min_sentences:
-                    users.append(_sentences(file["examples"][user]))
-                if len(users) == clients:
-                    return users
-    except (OSError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0].strip("'\"")
-        raise UserError(f"{path} is damaged or not TFF's file ({reason}); fetch it again.") from None
+    size = 0
+    with readable(path, "TFF's file"), h5py.File(path, "r") as file:
+        for user in sorted(file["examples"]):
+            if len(file["examples"][user]["tokens"]) >= min_sentences:
+                dates, texts = (file["examples"][user][name] for name in ("creation_date", "tokens"))
+                require(dates.shape == texts.shape == (len(texts),), f"user {user} has no list of texts and dates")
+                size += sum(
+                    max(c.size, math.prod(c.chunks or ())) * max(c.dtype.itemsize, TEXT) for c in (dates, texts)
+                )
+                check_inflated(path, size, path.stat().st_size, "fetch it again")
+                order = np.argsort(dates.asstr()[:], kind="stable")
+                users.append([text.split() for text in texts.asstr()[:][order]])
+            if len(users) == clients:
+                return users
     raise too_few(len(users), clients, min_sentences)
-
-
-def _sentences(user: Any) -> list[list[str]]:
-    """The tokenised sentences of one user, in time order."""
-    order = np.argsort(user["creation_date"].asstr()[:], kind="stable")
-    return [text.split() for text in user["tokens"].asstr()[:][order]]
 
 
 def too_few(users: int, clients: int, min_sentences: int) -> UserError:

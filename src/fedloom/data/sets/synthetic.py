@@ -13,6 +13,7 @@ from fedloom.data.dataset import Dataset, RawDataset
 from fedloom.data.limits import memory_limit
 
 MIN_SAMPLES = 50  # of a client (fedprox)
+LARGEST_SPREAD = 1e6  # of clients; inputs of such a size cannot be learnt from any more
 SERVER_SHARE = 0.2  # of a client's samples, the last ones, goes to the server
 
 
@@ -39,10 +40,12 @@ class Synthetic(Dataset):
     usual = {"lr": 0.1, "rounds": 50}
 
     variant: Literal["page", "fedprox"] = setting("page", "page: one model for all clients; fedprox: one for each")
-    alpha: float = setting(0.0, "a, how much the clients' labelling models differ (fedprox)", low=0)
-    beta: float = setting(1.0, "b, how much the clients' inputs differ", low=0)
+    alpha: float = setting(
+        0.0, "a, how much the clients' labelling models differ (fedprox)", low=0, high=LARGEST_SPREAD
+    )
+    beta: float = setting(1.0, "b, how much the clients' inputs differ", low=0, high=LARGEST_SPREAD)
     per_client: int = setting(375, "samples per client (page)", low=5)
-    theta: float = setting(0.0, "standard deviation of the logarithm of a client's size (page)", low=0)
+    theta: float = setting(0.0, "standard deviation of the logarithm of a client's size (page)", low=0, high=20)
     iid_x: bool = setting(False, "the same input distribution at all clients")
 
     @property
@@ -88,4 +91,6 @@ class Synthetic(Dataset):
     def _check_memory(self, samples: float) -> None:
         """Raise UserError if so many samples, in float64 and then in float32, take over half of the free memory."""
         if samples * self.shape[0] * (8 + 4) > memory_limit():
-            raise UserError(f"{samples:g} synthetic samples do not fit memory; use fewer clients or smaller ones.")
+            raise UserError(
+                f"{samples:g} synthetic samples do not fit memory; use fewer clients, or smaller per_client or theta."
+            )

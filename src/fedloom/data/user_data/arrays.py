@@ -94,6 +94,8 @@ def _read(file: File, issues: Issues) -> dict[str, np.ndarray]:
             for name in names:
                 if name in ARRAY_NAMES:
                     arrays[name] = npz[name]
+                    if not isinstance(arrays[name], np.ndarray):  # but the bytes of a member in another format
+                        raise ValueError(f"{name} is not an array")
     except UserError:
         raise
     except Exception as error:  # NumPy and zipfile raise all kinds of exceptions for a damaged file
@@ -119,10 +121,10 @@ def _check_shapes(path: Path | str, arrays: dict[str, np.ndarray]) -> None:
     if x.ndim < 2 or x.dtype.kind not in "biuf":
         raise UserError(f"{path}: x must hold numbers, a row or more dimensions per sample, not {x.dtype} {x.shape}.")
     for name, values in arrays.items():
-        if len(values) != len(x):
-            raise UserError(f"{path} has {len(x)} samples in x, but {len(values)} in {name}.")
         if name != "x" and values.ndim != 1:
             raise UserError(f"{path}: {name} must have one value per sample, not the shape {values.shape}.")
+        if len(values) != len(x):
+            raise UserError(f"{path} has {len(x)} samples in x, but {len(values)} in {name}.")
     if not len(x) or not x[0].size:
         raise UserError(f"{path} has no samples.")
     if y.dtype.kind not in "biufUS":

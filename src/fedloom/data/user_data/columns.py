@@ -210,7 +210,8 @@ def _kind(table: Table, features: list[str], options: OwnData) -> tuple[str, str
 
 def _is_free_text(column: pa.ChunkedArray) -> bool:
     """Whether a column of text has too many different values to be categorical, and not mostly numbers."""
-    return pc.count_distinct(column).as_py() > min(MAX_CATEGORIES, len(column) // 2) and not _mostly_numbers(column)
+    different = len(Categorical.from_column(column).categories)
+    return different > min(MAX_CATEGORIES, len(column) // 2) and not _mostly_numbers(column)
 
 
 def _is_number(kind: pa.DataType) -> bool:

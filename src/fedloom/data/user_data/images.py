@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from fedloom.core.errors import UserError
+from fedloom.data.formats import IMAGE_FORMATS
 from fedloom.data.limits import memory_limit
 from fedloom.data.user_data.issues import Issues, error_text
 
@@ -70,7 +71,7 @@ def load_images(images: list[ImageSource], side: int | None, issues: Issues) -> 
 
 def _open(image: ImageSource) -> Image.Image:
     content = image.content
-    return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
+    return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=IMAGE_FORMATS)
 
 
 def _read_header(image: ImageSource, issues: Issues) -> tuple[tuple[int, int], bool] | None:

@@ -81,8 +81,8 @@ def detect_layout(path: Path, issues: Issues) -> Layout:
             "save_to_disk."
         )
     if not files:
-        what = f"only {join_names([file.name for file in others], 3)}" if others else "nothing"
-        raise UserError(f"{path} has nothing that FedLoom reads, {what}; it reads {READABLE}.")
+        what = f", only {join_names([file.name for file in others], 3)}" if others else ""
+        raise UserError(f"{path} has nothing that FedLoom reads{what}; it reads {READABLE}.")
     kinds = Counter(file_kind(file.path) for file in files)
     if len(kinds) > 1:
         examples = [next(_relative(f.path, path) for f in files if file_kind(f.path) == kind) for kind in kinds]

@@ -1,4 +1,4 @@
-"""Reads tables from files: CSV, Parquet, and the Arrow files of Hugging Face data sets."""
+"""Reads tables from files: CSV, Parquet, and Hugging Face data sets."""
 
 import codecs
 import json
@@ -12,16 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
-import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from fedloom.core.errors import UserError, plural
-from fedloom.data.limits import JSON_BYTES, check_memory, read_blocks, require_file
+from fedloom.data.limits import BLOCK, JSON_BYTES, check_memory, read_blocks, require_file
+from fedloom.data.user_data.arrow import NUMBER_BYTES, check_repeated, read_arrow
 from fedloom.data.user_data.issues import Issues, error_text, join_names, name_problem, shorten
 from fedloom.data.user_data.layout import SPLITS
 
-END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-NUMBER_BYTES = 8  # of a value in memory
+LARGEST_BLOCK = (1 << 31) - 1  # that PyArrow can read
 DELIMITERS = {"tab": "\t", "comma": ",", "semicolon": ";", "space": " "}
 
 
@@ -52,15 +51,28 @@ def read_table(path: Path, delimiter: str | None, issues: Issues) -> Sheet | Non
 
 def _read_parquet(path: Path) -> Sheet:
     try:
-        about = pq.read_metadata(path)
-        encoded = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-        check_memory(path, max(encoded, about.num_rows * about.num_columns * NUMBER_BYTES))  # the file may be smaller
+        _check_parquet(path)
         table = pq.read_table(path, partitioning=None)
         table.validate(full=True)
         names = table.column_names
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise UserError(f"{path} is not a complete Parquet file ({error_text(error)}); write it again.") from None
     return _make_sheet(path, table, names, _huggingface_features(path, table.schema))
+
+
+def _check_parquet(path: Path) -> None:
+    """Raise a UserError if the contents of a Parquet file, which stores repeated values once, do not fit memory."""
+    about = pq.read_metadata(path)
+    groups = [about.row_group(i) for i in range(about.num_row_groups)]
+    columns = [about.schema.column(i) for i in range(about.num_columns)]
+    size = about.num_rows * NUMBER_BYTES
+    for i, column in enumerate(columns):
+        values = max(about.num_rows, sum(group.column(i).num_values for group in groups))
+        size += values * max(NUMBER_BYTES, column.length)
+    check_memory(path, max(size, sum(group.total_byte_size for group in groups)))
+    if texts := [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]:
+        with pq.ParquetFile(path, read_dictionary=texts) as file:
+            check_repeated(path, (column for batch in file.iter_batches(columns=texts) for column in batch.columns))
 
 
 def _make_sheet(path: Path, table: pa.Table, names: list[str], features: dict[str, Any]) -> Sheet:
@@ -109,10 +121,10 @@ def _check_features(features: Any) -> dict[str, Any]:
 
 def _read_csv(path: Path, delimiter: str | None, issues: Issues) -> Sheet:
     """Read all columns as text; types are decided when all files have been read. The header is row 1."""
-    head = _check_text(path)
+    head, longest = _check_text(path)
     separator = DELIMITERS.get(delimiter or "", delimiter) or _guess_delimiter(path, head)
-    if len(separator) != 1:
-        raise UserError(f"delimiter must be one character, tab, comma, semicolon or space, not '{delimiter}'.")
+    if len(separator) != 1 or not separator.isascii():
+        raise UserError(f"delimiter must be one ASCII character, tab, comma, semicolon or space, not '{delimiter}'.")
     invalid: list[pcsv.InvalidRow] = []
 
     def skip(row: pcsv.InvalidRow) -> str:
@@ -122,16 +134,18 @@ def _read_csv(path: Path, delimiter: str | None, issues: Issues) -> Sheet:
     parse = pcsv.ParseOptions(
         delimiter=separator, newlines_in_values=True, invalid_row_handler=skip, ignore_empty_lines=False
     )
+    block = min(longest, LARGEST_BLOCK)  # which must have room for every row
     try:
-        read = pcsv.ReadOptions(use_threads=False)  # with more than one thread, rows have no numbers
+        read = pcsv.ReadOptions(use_threads=False, block_size=block)  # with more threads, rows have no numbers
         # the first line is enough for the names, unless one of them has a line break
-        header = path if head.count(b'"') % 2 else pa.BufferReader(head + b"\n")
+        header = path if head.count(b'"') % 2 or len(head) >= BLOCK else pa.BufferReader(head + b"\n")
         names = pcsv.open_csv(header, read, parse).schema.names
         invalid.clear()
         as_text = pcsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
         table = pcsv.read_csv(path, read, parse, as_text)
     except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
-        raise UserError(f"{path} is not a table in CSV ({error_text(error)}).") from None
+        long = f"a row has over {block >> 20} MiB, as if a quote were not closed" if "straddl" in str(error) else ""
+        raise UserError(f"{path} is not a table in CSV ({long or error_text(error)}).") from None
     ragged = [row for row in invalid if row.text.strip()]
     for row in ragged[:1]:
         more = f" ({plural(len(ragged), 'such row')})" if len(ragged) > 1 else ""
@@ -159,10 +173,11 @@ def _guess_delimiter(path: Path, head: bytes) -> str:
     return next((c for c in ",;\t|" if c.encode() in head), ",")
 
 
-def _check_text(path: Path) -> bytes:
-    """The first line of a file, after checking that all of it is text in UTF-8."""
+def _check_text(path: Path) -> tuple[bytes, int]:
+    """The first line of a file, or a block of it, and the length of the longest line, at least that of a block, after
+    checking that all of the file is text in UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    head, read_bytes, rows = b"", 0, 1
+    head, read_bytes, rows, line, longest = b"", 0, 1, 0, BLOCK
     try:
         for block in read_blocks(path):
             head = head or block.partition(b"\n")[0]
@@ -171,6 +186,9 @@ def _check_text(path: Path) -> bytes:
             if b"\x00" in block:
                 row, at = rows + block.count(b"\n", 0, block.index(0)), read_bytes + block.index(0)
                 raise UserError(f"{path}, row {row}: byte {at} is zero; save the file as CSV in UTF-8.")
+            first = block.find(b"\n")
+            longest = max(longest, line + (len(block) if first < 0 else first + 1))
+            line = line + len(block) if first < 0 else len(block) - block.rfind(b"\n") - 1
             read_bytes, rows = read_bytes + len(block), rows + block.count(b"\n")
         block, pending = b"", len(decoder.getstate()[0])
         decoder.decode(b"", final=True)
@@ -184,7 +202,7 @@ def _check_text(path: Path) -> bytes:
         raise UserError(f"{path} cannot be read ({error_text(error).lower()}).") from None
     if not head.strip(b"\xef\xbb\xbf\r\n "):
         raise UserError(f"{path} is empty; a table starts with a row of column names.")
-    return head
+    return head, longest
 
 
 # -- Hugging Face
@@ -232,7 +250,7 @@ def _read_saved(folder: Path, split: str | None, issues: Issues) -> list[Sheet]:
     for name in map(str, names):
         path = folder / Path(name).name
         try:
-            table = _read_arrow(path)
+            table = read_arrow(path)
             if table.num_rows:
                 about = features or _huggingface_features(path, table.schema)
                 sheets.append(_make_sheet(path, table, table.column_names, about)._replace(split=split))
@@ -254,23 +272,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} is not a JSON object; write the data set again with save_to_disk.")
     return value
-
-
-def _read_arrow(path: Path) -> pa.Table:
-    """Read a stream of Arrow messages. If the end-of-stream mark is missing, the file has lost its last rows."""
-    if os.path.exists(path):
-        require_file(path)
-    try:
-        with path.open("rb") as file:
-            file.seek(-len(END_OF_STREAM), 2)
-            if file.read() != END_OF_STREAM:
-                raise ValueError("its end is missing")
-        with pa.memory_map(str(path)) as source:
-            table = ipc.open_stream(source).read_all()
-            table.validate(full=True)  # a damaged file may parse, and crash the process when used
-            _ = table.column_names  # which may not be UTF-8
-            return table
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing, but state.json lists it; copy the whole folder.") from None
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{path} is not a complete Arrow file ({error_text(error)}); copy or write it again.") from None
