@@ -177,6 +177,17 @@ def test_state_that_does_not_fit_memory_goes_to_disk_or_is_refused(tmp_path, mon
     assert isinstance(make_store(initial_rows, CLIENTS, "auto", tmp_path), MemoryStore)
 
 
+@pytest.mark.parametrize(("old", "new"), [(b"'shape'", b"'shape#"), (b"'<f", b"',f"), (b"NUMPY", b"NUMPZ")])
+def test_a_file_with_a_damaged_header_is_refused(old, new, tmp_path):
+    DiskStore(initial_rows, CLIENTS, tmp_path)
+    path = tmp_path / "000.npy"
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, new))
+    with user_error("000.npy is damaged; start a new run"):
+        DiskStore(initial_rows, CLIENTS, tmp_path)
+
+
 def test_files_of_another_run_are_refused(tmp_path):
     DiskStore(initial_rows, CLIENTS, tmp_path)
     with user_error("another run"):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers import Crash, crash_after
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kills import assert_same_files
 
@@ -85,6 +85,7 @@ VALUES = st.one_of(NUMBERS, WORDS, TEXT, st.none(), st.booleans(), st.lists(NUMB
 
 @fuzz(400)
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
+@example({"lr": "\x85"})  # a line break
 def test_settings_from_python(values):
     try:
         configure("ditto", values=values)

@@ -223,15 +223,16 @@ def test_runs_that_are_trained_together_go_on_from_a_round_of_which_all_have_an_
         assert_same_files(run, tmp_path / "whole" / run.relative_to(tmp_path / "stopped"))
 
 
-def test_an_undamaged_checkpoint_is_used_even_if_another_run_has_none_of_its_round(tmp_path, caplog):
-    """A kill between their checkpoints leaves one round of which both have one."""
+@pytest.mark.parametrize(("damaged", "rounds", "instead"), [(0, [5, 4], "after"), (1, [4, 3], "before")])
+def test_runs_without_a_common_checkpoint_go_on_from_the_nearest_rounds(damaged, rounds, instead, tmp_path, caplog):
+    """A kill between their checkpoints leaves one round of which both have one, here 4."""
     runs, others = start_two(tmp_path / "stopped", 6), start_two(tmp_path / "before", 5)
     shutil.rmtree(runs[1])
     shutil.copytree(others[1], runs[1])
-    damage(runs[0], 4)
-    assert resume_two(tmp_path / "stopped", runs) == [5, 4]
+    damage(runs[damaged], 4)
+    assert resume_two(tmp_path / "stopped", runs) == rounds
     assert "Checkpoint round-00000004.safetensors is damaged" in caplog.text
-    assert "the one after it is used." in caplog.text
+    assert f"the one {instead} it is used." in caplog.text
 
 
 def test_what_else_lies_among_the_checkpoints_is_left_alone(folders, copy):
@@ -328,6 +329,16 @@ def test_a_log_that_is_a_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "run" / "run.log")
     with pytest.raises(UserError, match=r"run\.log is not a file"):
         fedloom.run("fedavg", out=tmp_path / "run", **SMALL)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "config.yaml", "plan.json", "rounds.parquet", "partition.parquet"])
+def test_a_file_that_was_replaced_by_a_pipe_is_not_waited_for(name, copy):
+    folder = copy("memory", "stopped")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    for use in (fedloom.load, resume):
+        with pytest.raises(UserError):
+            use(folder)
 
 
 def test_nothing_that_can_be_removed_holds_the_lock(tmp_path):

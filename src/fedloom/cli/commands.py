@@ -12,7 +12,7 @@ import typer
 from fedloom.cli import data, display
 from fedloom.cli.console import begin, err, out
 from fedloom.cli.options import with_settings
-from fedloom.core.errors import UserError, is_plain_text, plural, system_error, unknown
+from fedloom.core.errors import UserError, is_plain_text, plural, printable, system_error, unknown
 
 app = typer.Typer(
     help="Personalized federated learning: many clients train together, each ends up with a model that is good for it.",
@@ -254,7 +254,6 @@ def _discard_output() -> None:
 
 
 def _exit_with_message(sentence: str) -> None:
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence)
     with contextlib.suppress(OSError):  # there is nowhere else to report to
-        err.print(f"fedloom: {line}", style="red", highlight=False, markup=False, soft_wrap=True)
+        err.print(f"fedloom: {printable(sentence)}", style="red", highlight=False, markup=False, soft_wrap=True)
     sys.exit(2)

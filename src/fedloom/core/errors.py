@@ -10,7 +10,16 @@ LONGEST = 60  # characters of a value in a message
 
 
 class UserError(Exception):
-    """A mistake in a user's input. The message is one sentence: what is wrong, and what to do about it."""
+    """A mistake in a user's input. The message is one sentence: what is wrong, and what to do about it. Characters that
+    cannot be printed, line breaks among them, are written as escapes."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(printable(sentence))
+
+
+def printable(text: str) -> str:
+    """The text with escapes such as \\n in place of characters that cannot be printed."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ set up, and only clients that took part take memory.
 import errno
 import logging
 import os
+import tokenize
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -244,7 +245,7 @@ class _RowFile:
                 os.replace(new, path)  # atomic: a kill before leaves no file that looks complete
         try:
             self.rows = np.lib.format.open_memmap(path, mode="r")
-        except (OSError, ValueError):
+        except (OSError, ValueError, SyntaxError, tokenize.TokenError):  # NumPy reads the header as Python
             raise UserError(f"{path} is damaged; start a new run.") from None
         if self.rows.shape != (clients, *row.shape) or self.rows.dtype != row.dtype:
             raise UserError(f"{path} holds the clients of another run; start a new one.")

@@ -98,12 +98,12 @@ class Checkpoints:
         return 0
 
     def _up_to(self, up_to: int) -> list[Path]:
-        """The checkpoints in the order in which they are tried: those up to this round come first. A single one is left
-        out if a run that is trained together with this one has none yet."""
+        """The checkpoints in the order in which they are tried: first those up to this round, the nearest first. A
+        single one is left out if a run that is trained together with this one has none yet."""
         found = self.found()
         if up_to == 0 and len(found) < KEPT:
             return []
-        return sorted(found, key=lambda path: _round(path) > up_to)
+        return sorted(found, key=lambda path: (_round(path) > up_to, abs(_round(path) - up_to)))
 
     def _set_aside(self, path: Path, error: Damaged, instead: Path | None) -> None:
         if instead is None:

@@ -155,9 +155,11 @@ def _advance(
     group = RunGroup([run.simulation for run in runs], plan)
     kernels = decisions(runs[0].task.data.device).get("all", "chosen as steps are traced, see below")
     log.info("Execution plan: %s (%s). Custom kernels: %s.", group.plan().mode, group.plan().reason, kernels)
-    kept = [run.directory.checkpoints.newest() for run in runs if run.directory is not None]
-    for number, run in enumerate(runs):  # from a round that all of them have, so that they can be stacked again
-        run.begin(group.plan(number), min(kept) if len(kept) > 1 else None)
+    up_to = None
+    if len(runs) > 1:  # from a round that all of them have, so that they can be stacked again
+        up_to = min((run.directory.checkpoints.newest() for run in runs if run.directory is not None), default=None)
+    for number, run in enumerate(runs):
+        run.begin(group.plan(number), up_to)
     report([run.records.rounds[-1] for run in runs if run.records.rounds])
     while going := [number for number, run in enumerate(runs) if not run.ended]:
         t = min(runs[number].done for number in going)
