@@ -54,6 +54,8 @@ def open_manifest(path: Path, file: str, skip: str | None = None) -> Manifest:
     """The manifest of a folder of a run or a study, of which `file` has the configuration, after all its files were
     verified, except those in the subfolder `skip`. A folder of format 1 has none, and cannot be verified."""
     check_kind(path, file)
+    with reported_damage(path):
+        _refuse_pipes(path)
     written, manifest = written_format(path / file), Manifest(path)
     check_format({"format": written}, str(path / file))
     with reported_damage(path):
@@ -63,6 +65,14 @@ def open_manifest(path: Path, file: str, skip: str | None = None) -> Manifest:
         elif written > 1:
             raise Damaged(f"{MANIFEST} is missing")
     return manifest
+
+
+def _refuse_pipes(path: Path) -> None:
+    """Raise Damaged for a pipe or a device in a folder or a folder in it: to open one may wait for ever."""
+    for pattern in ("*", "*/*"):
+        for found in path.glob(pattern):
+            if found.exists() and not found.is_file() and not found.is_dir():
+                raise Damaged(f"{found.relative_to(path)} is a pipe, a socket or a device")
 
 
 @contextmanager
