@@ -89,10 +89,12 @@ def test_other_frameworks(name, package):
 
 
 def test_robustness():
-    rows = table(run("robustness").stdout)
-    assert [(row["clients per round"], row["attackers"]) for row in rows] == [(n, k) for n in ("10", "2") for k in "13"]
-    assert {row["loss at 1e+08"] for row in rows} == {"+0.0"}
-    assert {row["honest left out"] for row in rows} == {"nobody"}
+    scaled, directed = (table(run("robustness", job).stdout) for job in ("scaled", "directed"))
+    assert [row["attackers"] for row in scaled] == ["1", "3"]
+    assert {row[scale] for row in scaled for scale in ("1e+02", "1e+12")} == {"+0.0"}
+    assert {row["honest left out"] for row in scaled} == {"nobody"}
+    assert [row["attack"] for row in directed[:5]] == ["signs", "signs x 10", "constant", "random", "random update"]
+    assert len(directed) == 10
 
 
 def test_endurance():
