@@ -181,6 +181,16 @@ def test_what_inflates_a_lot_but_is_small_is_read(tmp_path):
     assert len(load(path).y) == 20_000
 
 
+@pytest.mark.parametrize("name", [b".", b"\0"])  # a name ends at its first NUL, so it is empty
+def test_a_file_without_a_name_in_an_archive_is_refused(name, tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x", b"content")
+    path.write_bytes(path.read_bytes().replace(b"x", name))
+    with pytest.raises(archives.ArchiveError, match="it has a file without a name"):
+        archives.extract(path, tmp_path, 1 << 20)
+
+
 def test_archives_count_what_all_members_inflate_to(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "INFLATED", MIB)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:

@@ -37,6 +37,8 @@ def extract(archive: Path, into: Path, limit: int) -> None:
             parts = PureWindowsPath(name)  # splits at both kinds of slashes, and knows drives
             if parts.anchor or ".." in parts.parts or "\0" in name:
                 raise ArchiveError(f"its member {name!r} would be written outside of the folder")
+            if kind == "file" and not parts.parts:
+                raise ArchiveError("it has a file without a name")
             if kind == "other":
                 raise ArchiveError(f"its member {name!r} is a link or a device, not a file")
             remaining, allowed = remaining - size - FILE_OVERHEAD, allowed - size
@@ -81,7 +83,7 @@ def _members(archive: Path) -> Iterator[Member]:
                 for info in zip_file.infolist():
                     mode = stat.S_IFMT(info.external_attr >> 16)
                     plain = mode in (0, stat.S_IFREG, stat.S_IFDIR)
-                    kind = "other" if not plain else "folder" if info.is_dir() else "file"
+                    kind = "other" if not plain else "folder" if info.filename.endswith("/") else "file"
                     yield info.filename, kind, info.file_size, partial(zip_file.open, info)
             return
         file.seek(0)
