@@ -33,7 +33,7 @@ def test_feddyn_round():
     assert_near(work["w"].params, numbers(p=0.82))
     state, up = alg.finish(task, work, down, state, INFO)
     assert_near(state["lam"], numbers(p=0.218))
-    server = alg.aggregate(task, server, stack(up), INFO, 0, 0)
+    server = alg.aggregate(task, server, stack(up), stack(INFO), 0, 0)
     assert_near(server["h"], numbers(p=0.018))
     assert_near(server["w"], numbers(p=0.64))
 

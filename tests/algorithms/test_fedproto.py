@@ -59,7 +59,7 @@ def test_fedproto_server_takes_plain_means_over_those_who_have_a_class():
         "has": torch.tensor([[True, True, False, False], [True, False, False, False]]),
     }
     info = SimpleNamespace(n=torch.tensor([100, 1]))
-    found = FedProto().aggregate(None, server, up, info, 0, 0)
+    found = FedProto().aggregate(make_task((4, 4)), server, up, info, 0, 0)
     assert found["G"].flatten().tolist() == [2, 4, 5, 0]
     assert found["known"].tolist() == [True, True, True, False]
 

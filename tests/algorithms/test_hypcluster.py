@@ -92,7 +92,7 @@ def test_hypclusters_average_is_over_those_who_chose_the_model():
     alg = method("hypcluster", Kc=3)
     up = {"w": {"p": tensor([2, 5, 8])}, "j": torch.tensor([0, 1, 0])}
     info = client_info()._replace(n=torch.tensor([1, 3, 2]))
-    server = alg.aggregate(None, {"models": {"p": tensor([9, 9, 7])}}, up, info, 0, 0)
+    server = alg.aggregate(make_task((4, 4)), {"models": {"p": tensor([9, 9, 7])}}, up, info, 0, 0)
     assert server["models"]["p"].tolist() == pytest.approx([6, 5, 7])
 
 
@@ -100,7 +100,7 @@ def test_a_client_that_diverges_spoils_only_the_model_of_its_cluster():
     alg = method("hypcluster", Kc=2)
     up = {"w": {"p": tensor([math.nan, 5, 8])}, "j": torch.tensor([0, 1, 1])}
     info = client_info()._replace(n=torch.tensor([1, 1, 1]))
-    server = alg.aggregate(None, {"models": {"p": tensor([9, 9])}}, up, info, 0, 0)
+    server = alg.aggregate(make_task((4, 4)), {"models": {"p": tensor([9, 9])}}, up, info, 0, 0)
     assert server["models"]["p"][1] == 6.5
     task = make_task(SIZES)
     run = SingleRun(alg, task, 0, plan=EAGER)

@@ -26,7 +26,7 @@ def test_scaffold_round_with_one_step():
     state, up = alg.finish(task, work, down, state, info)
     assert_near(state["c"], numbers(p=2))
     assert_near(up["dc"], numbers(p=1.5))
-    server = alg.aggregate(task, down, stack(up), info, 0, 0)
+    server = alg.aggregate(task, down, stack(up), stack(info), 0, 0)
     assert_near(server, {"w": numbers(p=0.75), "c": numbers(p=2.5)})
 
 

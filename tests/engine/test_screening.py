@@ -12,7 +12,7 @@ from fedloom.config.resolve import configure
 from fedloom.core.tree import leaves, tree_map
 from fedloom.engine import screening
 from fedloom.engine.clients import LocalClients
-from fedloom.engine.screening import Screening, update_norms
+from fedloom.engine.screening import BOUND, MAX_BOUND, Screening, update_norms
 from fedloom.studies.build import make_task as digits_task
 
 CLIENTS = 10
@@ -130,14 +130,14 @@ def accept(screen, *sizes, sent=1.0):
 
 
 def test_a_round_is_measured_by_its_median():
-    assert accept(Screening(False), 1, 1, 1, 19) == [True] * 4
-    assert accept(Screening(False), 1, 1, 1, 21) == [True, True, True, False]
+    assert accept(Screening(False), 1, 1, 1, BOUND - 1) == [True] * 4
+    assert accept(Screening(False), 1, 1, 1, BOUND + 1) == [True, True, True, False]
     assert accept(Screening(False), 1, 1.1, 0.9, 1, 1e3, 1e9) == [True] * 4 + [False] * 2
 
 
 def test_the_bound_grows_where_honest_sizes_differ():
-    assert accept(Screening(False), 0.1, 0.5, 1, 1.2, 1.5, 30) == [True] * 6
-    assert accept(Screening(False), 1e-4, 1e-2, 1, 1, 1.2, 36) == [True] * 5 + [False]
+    assert accept(Screening(False), 0.1, 0.5, 1, 1.2, 1.5, MAX_BOUND - 1) == [True] * 6
+    assert accept(Screening(False), 1e-4, 1e-2, 1, 1, 1.2, MAX_BOUND + 1) == [True] * 5 + [False]
 
 
 def test_few_uploads_are_measured_by_recent_ones_used_or_not():
@@ -159,13 +159,17 @@ def test_the_first_uploads_are_measured_by_what_was_sent():
 
 def test_uploads_without_a_change_are_no_measure():
     assert accept(Screening(False), 0, 0, 0, 1e-9, 1, 1.5, 2, 1e9) == [True] * 7 + [False]
-    assert accept(Screening(False), 0, 0, 0, 0, 1, 34, 36) == [True] * 6 + [False]  # of three the smallest is usual
+    few = (1, MAX_BOUND - 1, MAX_BOUND + 1)  # of three the smallest is usual
+    assert accept(Screening(False), 0, 0, 0, 0, *few) == [True] * 6 + [False]
 
 
 def test_updates_grow_with_the_number_of_steps():
     sent, sizes = np.ones(6), np.array([1.0] * 5 + [99])
     assert Screening(False).factors(sent, sizes, np.ones(6)).tolist() == [1] * 5 + [0]
     assert Screening(False).factors(sent, sizes, np.array([10.0] * 5 + [1000])).tolist() == [1] * 6
+    few = np.array([1.0, 1, 60])
+    assert Screening(False).factors(few, few, np.array([1.0, 1, 1])).tolist() == [1, 1, 0]
+    assert Screening(False).factors(few, few, np.array([1.0, 10, 10])).tolist() == [1, 1, 1]
 
 
 def test_norms_are_those_of_differences_to_what_was_sent():

@@ -180,7 +180,7 @@ def test_a_run_with_a_newer_checkpoint_waits_for_the_rest_of_its_group(tmp_path)
     assert sorted(p.name for p in folders[1].glob("checkpoints/*"))[0] == "round-00000003.safetensors"
     seen = []
     found = execute_group(configs, out=folders, resume=True, on_round=lambda *progress: seen.append(progress[:2]))
-    assert seen == [(1 + 4, 10), (2 + 4, 10), (3 + 4, 10), (4 + 4, 10), (10, 10)]
+    assert seen == [(1 + 3, 10), (2 + 3, 10), (3 + 3, 10), (4 + 4, 10), (10, 10)]
     for config, folder, result in zip(configs, folders, found, strict=True):
         single = execute(config)
         assert [row["round"] for row in result.rounds] == [1, 2, 3, 4, 5]

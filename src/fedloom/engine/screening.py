@@ -131,9 +131,10 @@ def _usual(uploads: np.ndarray, quantile: float) -> tuple[float, float, float]:
     uploads = uploads[uploads[:, 1] > 0]
     if not len(uploads):
         return 1, NO_SIZE, 1
-    samples, sizes = float(np.median(uploads[:, 0])), np.sort(uploads[:, 1])
+    uploads = uploads[uploads[:, 1].argsort()]
+    samples, sizes = float(np.median(uploads[:, 0])), uploads[:, 1]
     if len(sizes) < FEW:
-        return samples, float(sizes[0]), MAX_BOUND
+        return float(uploads[0, 0]), float(sizes[0]), MAX_BOUND
     at = int(quantile * (len(sizes) - 1))
     below = np.log(sizes[: at + 1])  # uploads that are too large do not affect the deviation
     deviation = 1.4826 * float(np.median(below[-1] - below))
