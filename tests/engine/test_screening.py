@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import EAGER, SingleRun, make_task, method, methods, state_bytes
-from torch.func import vmap
 
 from fedloom.config.resolve import configure
-from fedloom.core.tree import leaves, tree_map
+from fedloom.core.tree import leaves
 from fedloom.engine import screening
 from fedloom.engine.clients import LocalClients
-from fedloom.engine.screening import BOUND, MAX_BOUND, Screening, update_norms
+from fedloom.engine.screening import BOUND, MAX_BOUND, Screening, scaled_updates, update_norms
 from fedloom.studies.build import make_task as digits_task
 
 CLIENTS = 10
@@ -31,19 +30,9 @@ def poisoned(clients, scale):
     original = LocalClients.training_replies
 
     def training_replies(self, request, cohort, outcome, executor):
-        bad = torch.from_numpy(np.isin(request.ids, clients))
+        factors = torch.from_numpy(np.where(np.isin(request.ids, clients), scale, 1.0))
         shared = {**self.initial.constants, **request.shared}
-
-        def of_client(up, mine, bad):
-            sent = self.alg.reference(self.task, up, {**shared, **mine})
-            zero = {name: tree_map(torch.zeros_like, up[name]) for name in up}
-            return {
-                name: tree_map(lambda a, b: torch.where(bad, b + scale * (a - b), a), up[name], {**zero, **sent}[name])
-                for name in up
-                if all(v.is_floating_point() for v in leaves(up[name]))
-            }
-
-        up = {**outcome.up, **vmap(of_client)(outcome.up, request.parts, bad)}
+        up = scaled_updates(self.alg, self.task, outcome.up, shared, request.parts, factors)
         return original(self, request, cohort, outcome._replace(up=up), executor)
 
     with pytest.MonkeyPatch.context() as patch:
