@@ -226,6 +226,7 @@ class SingleRun:
     plan = property(lambda self: self.group.plan())
     constants = property(lambda self: self.clients.initial.constants)
     store = property(lambda self: self.simulation.store)
+    stores = property(lambda self: self.simulation.stores)
     key = property(lambda self: self.driver.key)
     stats = property(lambda self: self.driver.stats)
     post = property(lambda self: self.driver.post)

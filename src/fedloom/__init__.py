@@ -15,13 +15,15 @@ _HOMES = {  # __init__.pyi tells type checkers and editors the same
     "fedloom.data.user_data.arrays": ("federation",),
     "fedloom.data.sets.own": ("OwnData",),
     "fedloom.studies.deviation": ("deviations",),
-    "fedloom.studies.result": ("Result", "load"),
+    "fedloom.studies.client_model": ("ClientModel",),
+    "fedloom.studies.load": ("load",),
+    "fedloom.studies.result": ("Result",),
     "fedloom.studies.run": ("run",),
     "fedloom.studies.sweep": ("Sweep", "sweep"),
 }
 
 __all__ = [
-    "Algorithm", "Batch", "Comparison", "Draw", "Federation", "Info", "OwnData", "Phase", "Ragged", "Result", "Slot",
+    "Algorithm", "Batch", "ClientModel", "Comparison", "Draw", "Federation", "Info", "OwnData", "Phase", "Ragged", "Result", "Slot",
     "Sweep", "Task", "UserError", "compare", "deviations", "federation", "load", "run", "setting", "sweep",
 ]  # fmt: skip
 

@@ -55,7 +55,7 @@ def test_sentences_end_at_marks_before_white_space_and_at_line_ends():
 def test_next_words_of_two_users():
     """Of ten sentences the first eight, of two the first one, make the vocabulary: x 9, a 8, b 2; y and z are new."""
     first = [["a", "x"]] * 7 + [["a", "x", "b", "x"]] + [["z"], ["a", "y"]]
-    raw = next_words([first, [["b"], ["z", "a"]]], words=2, length=3)
+    raw = next_words([first, [["b"], ["z", "a"]]], words=2, length=3, tokenizer="spaces")
     assert (raw.classes, raw.vocab) == (6, 6)  # pad 0, bos 1, eos 2, oov 3, x 4, a 5
     assert raw.unscored == (2, 3)
     assert raw.ordered

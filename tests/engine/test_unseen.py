@@ -223,7 +223,7 @@ def test_executors_have_the_samples_of_the_whole_population(plan):
         expected = sgd(run.server["w"], *samples(task, i, "train"), steps=1)
         for name, value in expected.items():
             torch.testing.assert_close(done.up["w"][name][row], value, rtol=1e-9, atol=1e-12)
-    personal = run.executor.score_personal(cohort, ("test",))
+    personal = run.executor.score_personal(cohort, ("test",)).scores
     shared = run.executor.score_global(run.server["w"], cohort, ("test",))
     for scores in (personal, shared):  # with FedAvg, both are of the global model
         expect(task, scores["test"].numpy(), lambda i, x: net(run.server["w"], x))

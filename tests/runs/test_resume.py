@@ -188,9 +188,12 @@ def test_the_number_of_threads_is_that_of_the_first_start(crashed_run, tmp_path)
 
 
 def test_two_checkpoints_are_kept(tmp_path):
-    fedloom.run("local", rounds=5, out=tmp_path / "run", **SMALL)
+    with pytest.raises(Crash):
+        fedloom.run("local", rounds=6, out=tmp_path / "run", on_round=crash_after(6), **SMALL)
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == ["round-00000004.safetensors", "round-00000005.safetensors"]
+    fedloom.run("local", rounds=6, out=tmp_path / "run", resume=True, **SMALL)
+    assert not (tmp_path / "run" / "checkpoints").exists()  # a finished run needs none
 
 
 def test_checkpoints_by_time_have_a_least_distance_and_take_a_limited_share_of_it(tmp_path, monkeypatch):
@@ -233,7 +236,8 @@ def test_a_directory_holds_what_it_says(tmp_path):
     result = fedloom.run("fedrep", rounds=3, eval_every=2, out=folder, server_share=0.1, **SMALL)
     assert {path.name for path in folder.iterdir()} == {
         "manifest.json", "config.yaml", "plan.json", "partition.parquet", "rounds.parquet", "clients.parquet",
-        "reports.parquet", "timings.parquet", "checkpoints", "final", "summary.json", "environment.json", "run.log",
+        "reports.parquet", "timings.parquet", "final", "summary.json", "environment.json", "run.log",
+        "preprocessing.json",
     }  # fmt: skip
     partition = pq.read_table(folder / "partition.parquet").to_pylist()
     assert [row["client"] for row in partition] == [0, 1, 2, 3, 4, -1]  # the last is the server's
@@ -245,7 +249,8 @@ def test_a_directory_holds_what_it_says(tmp_path):
     for name in ("rounds", "clients"):
         assert not [c for c in pq.read_table(folder / f"{name}.parquet").column_names if "second" in c]
     heads = load_file(folder / "final" / "clients.safetensors")
-    assert {k: tuple(v.shape) for k, v in heads.items()} == {"h/head.bias": (5, 10), "h/head.weight": (5, 10, 64)}
+    shapes = {"own/h/head.bias": (5, 10), "own/h/head.weight": (5, 10, 64), "trained": (5,)}
+    assert {k: tuple(v.shape) for k, v in heads.items()} == shapes
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["last"] == result.last()
     assert summary["best_on_validation"]["pre"] == result.best_on_validation()

@@ -33,6 +33,9 @@ class FedPHP(FedAvg):
     mu_max: float = setting(0.9, "mu, share of the old q_i in the new one, in the end", low=0, high=1)
     temperature: float = setting(4.0, "of the softened logits of q_i (kd)", above=0)
 
+    def depends_on_rounds(self, task):
+        return "mu, which grows up to the last round"
+
     def init_client(self, task, key, key_i):
         return {"q": task.init(key), "c": torch.zeros_like(key_i)}
 

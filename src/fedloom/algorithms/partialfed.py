@@ -43,6 +43,9 @@ class PartialFed(FedAvg):
                 "partialfed's mode=fix keeps the head at the client, but this model is nothing else; use mode=adaptive."
             )
 
+    def depends_on_rounds(self, task):
+        return "the share of rounds before a policy is learnt (warmup)" if self.mode == "adaptive" and self.warmup else ""
+
     def init_client(self, task, key, key_i):
         state = {"theta": task.init(key)}
         if self.mode == "adaptive":  # columns: local, global

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli import data, display
+from fedloom.cli import data, display, models
 from fedloom.cli.console import begin, err, out
 from fedloom.cli.options import with_settings
 from fedloom.core.errors import UserError, is_plain_text, plural, printable, system_error, unknown
@@ -22,6 +22,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data.app, name="data")
+for command in (models.predict, models.export):
+    app.command()(command)
 RESUMABLE = ("config.yaml", "compare.yaml", "sweep.yaml")  # a folder with one of these can be resumed
 UsageError: Any = typer.BadParameter.__base__  # typer exports its subclasses only
 

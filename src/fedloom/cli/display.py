@@ -187,6 +187,25 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
 
+SHOWN_PREDICTIONS = 20
+
+
+def print_predictions(console: Console, table: pa.Table, warnings: Sequence[str], complete: bool) -> None:
+    """Print the first predictions of a table; `complete` says whether a file has all of them."""
+    for sentence in warnings:
+        console.print(f"Note: {sentence}", highlight=False, markup=False, soft_wrap=True)
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        shown.add_column(Text(name), justify="right" if pa.types.is_floating(column.type) else "left", overflow="fold")
+    for row in table.slice(0, SHOWN_PREDICTIONS).to_pylist():
+        cells = (f"{v:.3f}" if isinstance(v, float) else "" if v is None else str(v) for v in row.values())
+        shown.add_row(*(Text(cell) for cell in cells))
+    console.print(shown)
+    if table.num_rows > SHOWN_PREDICTIONS:
+        rest = "" if complete else "; --out FILE keeps all"
+        console.print(f"The first {SHOWN_PREDICTIONS} of {table.num_rows} samples{rest}.", highlight=False)
+
+
 def print_sweep(console: Console, sweep: Sweep) -> None:
     """Print all combinations of settings, the best on validation data first."""
     config, keys = sweep.config, [line.partition("=")[0] for line in sweep.config["grid"]]

@@ -29,6 +29,7 @@ SETTINGS = {
     "dtype": "float32, float64, tf32 or bf16 [float32]",
     "engine": "vectorized or reference [vectorized]",
     "plan": "auto, stacked, stacked-eager or per-client [auto]",
+    "keep": "models to keep: best (on validation data, and last), last or none [best]",
     "store": "private state of clients: auto, memory or disk [auto]",
     "data_dir": "folder with the data set's files",
 }

@@ -21,7 +21,8 @@ SECTIONS = ("algorithm", "dataset", "partition", "model")
 LARGEST = 1 << 20  # bytes of a file; parsing takes seconds then
 DEEPEST = 10  # levels of lists and mappings
 LONGEST_INTEGER = 40  # characters, more than any 64-bit number needs
-FORMAT = 2  # of run directories and their config.yaml; since 2 they have a manifest, and `clients` is true
+# of run directories and their config.yaml; since 2 they have a manifest, and `clients` is true; since 3, models
+FORMAT = 3
 FIXED_CLIENTS = ("amazon", "Federation", "femnist", "har", "mnist-by-writer", "own")  # data sets
 NATURAL = {"name": "natural"}
 PIPES = ("/dev/stdin", "/dev/fd/")  # which a shell has opened: `... | fedloom run --config /dev/stdin`, or <(...)

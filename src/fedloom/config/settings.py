@@ -57,6 +57,11 @@ class Settings:
     plan: Literal["auto", "stacked", "stacked-eager", "per-client"] = setting(
         "auto", "auto (fastest by timing), stacked, stacked-eager (without traced graphs) or per-client"
     )
+    keep: Literal["best", "last", "none"] = setting(
+        "best",
+        "models of the clients that are kept: of the round that is best on validation data and of the last, of the "
+        "last only, or none",
+    )
     store: Literal["auto", "memory", "disk"] = setting("auto", "where the clients' private state is kept")
     checkpoint_every: int | None = setting(
         None, "rounds between checkpoints; none: by time, at most 5 % of the run", low=1

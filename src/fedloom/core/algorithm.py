@@ -159,6 +159,11 @@ class Algorithm:
     def check(self, task: Task) -> None:
         """Raise UserError, before training, for settings that do not fit the task."""
 
+    def depends_on_rounds(self, task: Task) -> str:
+        """What of the method depends on `task.rounds`, in words, so that a run cannot be given more of them later; ""
+        if nothing does."""
+        return ""
+
     def init_server(self, task: Task, key: Key) -> Tree:
         """The server's state before the first round."""
         return {}

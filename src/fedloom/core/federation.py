@@ -6,12 +6,14 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError
+from fedloom.core.preprocessing import Preprocessing, channel_tensors, preprocessing_of_arrays, scale_pixels
 from fedloom.device.memory import available_memory
 from fedloom.device.transfer import to_device
 
@@ -77,7 +79,7 @@ class Scaling:
     columns: np.ndarray  # boolean mask of the columns to scale
     axis: int = -1  # axis of the samples along which the columns lie
     standardise: bool = True  # to mean 0 and standard deviation 1
-    fill: bool = False  # NaN becomes the column's mean
+    fill: Literal["mean", "zero"] | None = None  # what NaN becomes; None if there is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,12 +104,12 @@ class Federation:
     scaling: Scaling | None = None  # to be applied before training
     notes: tuple[str, ...] = field(default=())  # what a reader of the results should know
     held_out: int = 0  # number of clients, the last ones, that do not take part in training
+    preprocessing: Preprocessing | None = None  # how new samples become like x; see also `preprocessing_or_default`
     channels: tuple[Tensor, Tensor] = field(init=False, repr=False)  # mean and std, shaped to broadcast over a sample
 
     def __post_init__(self) -> None:
-        shape = (-1, *[1] * (self.x.dim() - 2))
-        both = (to_device(self.device, torch.tensor(v, dtype=self.dtype).view(shape)) for v in (self.mean, self.std))
-        object.__setattr__(self, "channels", tuple(both))
+        both = channel_tensors(self.mean, self.std, self.x.dim() - 1, self.dtype)
+        object.__setattr__(self, "channels", tuple(to_device(self.device, values) for values in both))
 
     @property
     def clients(self) -> int:
@@ -163,11 +165,15 @@ class Federation:
         """Samples as the model receives them: pixels are normalised, other samples are returned unchanged."""
         if x.dtype != torch.uint8:
             return x
-        x = x.to(self.dtype)
-        if len(self.mean) == 1:
-            return x * (1 / 255 / self.std[0]) - self.mean[0] / self.std[0]
-        mean, std = self.channels
-        return (x / 255 - mean) / std
+        return scale_pixels(x.to(self.dtype), self.mean, self.std, self.channels)
+
+    def preprocessing_or_default(self) -> Preprocessing:
+        """How new samples become like x; what follows from x, mean, std and vocab if nobody has said more."""
+        if self.preprocessing is not None:
+            return self.preprocessing
+        shape, dtype = tuple(self.x.shape[1:]), str(self.x.dtype).removeprefix("torch.")
+        names = self.class_names or tuple(map(str, range(self.classes)))
+        return preprocessing_of_arrays(shape, dtype, names, mean=self.mean, std=self.std, token_ids=self.token_ids())
 
     def samples(self, rows: Tensor) -> Tensor:
         """Rows as input of a single model. On a CPU images are in channels-last format, which makes convolutions and

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Scaling
+from fedloom.core.preprocessing import Preprocessing
 from fedloom.core.registry import Registry
 
 
@@ -34,6 +35,7 @@ class RawDataset:
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()  # of the natural clients
     notes: tuple[str, ...] = ()  # what a user has to know, such as that the data set is not complete
+    preprocessing: Preprocessing | None = None  # how new samples become like x, if it does not follow from x itself
 
 
 @dataclass(frozen=True)

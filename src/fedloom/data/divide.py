@@ -9,10 +9,12 @@ import torch
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation, Ragged, Scaling
 from fedloom.core.keys import rng, stream
+from fedloom.core.preprocessing import Numbers
 from fedloom.data.dataset import RawDataset
 from fedloom.data.partitions import Iid, Lists, Natural, Partition
 
 Shares = tuple[float, float, float]  # train, validation, test
+SCALED_AT_ONCE = 1 << 22  # values
 
 
 def divide(
@@ -177,13 +179,20 @@ def _federation(
         client_names=tuple(names[i] for i in used) if names else (),
         scaling=raw.scaling,
         notes=notes,
+        preprocessing=raw.preprocessing,
     )
 
 
 def validated(data: Federation) -> Federation:
     """The federation with its columns scaled. Raises a UserError if a value is not finite or a label not a class."""
     if data.scaling is not None:
-        data = replace(data, x=torch.from_numpy(_scaled(data, data.scaling)), scaling=None)
+        numbers = _fit_numbers(data, data.scaling)
+        preprocessing = replace(data.preprocessing_or_default(), numbers=numbers)
+        x = torch.empty(data.x.shape, dtype=torch.float64)
+        rows = max(1, SCALED_AT_ONCE * len(x) // max(1, x.numel()))
+        for part, scaled in zip(data.x.split(rows), x.split(rows), strict=True):
+            scaled.copy_(numbers.scale(part))
+        data = replace(data, x=x, scaling=None, preprocessing=preprocessing)
     x, y = data.x, data.y
     if x.is_floating_point() and not torch.isfinite(x).all():
         at = int((~torch.isfinite(x.reshape(len(x), -1)).all(1)).nonzero()[0])
@@ -195,21 +204,22 @@ def validated(data: Federation) -> Federation:
     return data
 
 
-def _scaled(data: Federation, scaling: Scaling) -> np.ndarray:
-    """The samples, with missing values filled and columns standardised by the participants' training samples."""
-    x = np.array(np.moveaxis(data.x.cpu().numpy(), scaling.axis, -1), dtype=np.float64)
+def _fit_numbers(data: Federation, scaling: Scaling) -> Numbers:
+    """Means and standard deviations of the participants' training samples, where columns are to be scaled by them."""
+    x = np.moveaxis(data.x.cpu().numpy(), scaling.axis, -1)
     train = data.participants().splits["train"].flat.cpu().numpy()
+    means, stds, fill = np.zeros(x.shape[-1]), np.ones(x.shape[-1]), np.zeros(x.shape[-1])
     for column in np.flatnonzero(scaling.columns):
-        values = x[..., column]
-        known = values[train]
+        known = x[..., column][train].astype(np.float64)
         known = known[~np.isnan(known)]
         mean, std = (known.mean(), known.std()) if len(known) else (0.0, 0.0)
-        if scaling.fill:
-            values[np.isnan(values)] = mean
+        if scaling.fill == "mean":
+            fill[column] = mean
         if scaling.standardise:
-            values -= mean
-            values /= std if std > 1e-12 * abs(mean) else 1.0  # a constant's std is a rounding error
-    return np.ascontiguousarray(np.moveaxis(x, -1, scaling.axis))
+            means[column] = mean
+            stds[column] = std if std > 1e-12 * abs(mean) else 1.0  # a constant's std is a rounding error
+    fills = tuple(fill.tolist()) if scaling.fill else None
+    return Numbers(tuple(means.tolist()), tuple(stds.tolist()), fills, scaling.axis)
 
 
 def split_sizes(n: int, split: Shares) -> tuple[int, int, int]:

@@ -4,6 +4,8 @@ A client that has never trained has no row yet: `initial_rows` computes it when 
 set up, and only clients that took part take memory.
 """
 
+from __future__ import annotations
+
 import errno
 import logging
 import os
@@ -27,6 +29,7 @@ from fedloom.storage.files import make_folder
 log = logging.getLogger("fedloom")
 
 CHECKSUMS = "checksums.npy"
+COPIED_BYTES = 256 << 20  # at once, from one store to another
 InitialRows = Callable[[np.ndarray], Tree]  # rows of the given clients before they have trained, stacked
 
 
@@ -69,6 +72,22 @@ class ClientStore(ABC):
         """Replace the rows of clients that have just trained."""
         self._write(ids, rows)
         self.trained[ids] += 1
+
+    def put(self, ids: np.ndarray, rows: Tree) -> None:
+        """Replace rows of clients whose number of participations, `trained`, is set already. They are durable when this
+        returns, if the store is on disk."""
+        self._write(ids, rows)
+        self.committed()
+        self.committed()
+
+    def copy_from(self, other: ClientStore) -> None:
+        """Take over the state of another store; only rows that have changed since the last time are copied."""
+        changed = np.flatnonzero(self.trained != other.trained)
+        self.trained = other.trained.copy()
+        most = max(1, COPIED_BYTES // max(1, size_bytes(self.like)))
+        for start in range(0, len(changed), most):
+            ids = changed[start : start + most]
+            self._write(ids, other._read(ids))
 
     def snapshot(self) -> Snapshot:
         """What a checkpoint must contain of this store now."""

@@ -20,7 +20,7 @@ from fedloom.core.task import Task
 from fedloom.core.tree import Params, Tree, leaves, size_bytes, take, tree_map
 from fedloom.device.transfer import to_device
 from fedloom.engine.client_store import ClientStore, InitialRows
-from fedloom.engine.cohort import Cohort, Executor, Outcome, Scores, get_stats, make_info, repeated
+from fedloom.engine.cohort import Cohort, Evaluated, Executor, Outcome, Scores, get_stats, make_info, repeated
 from fedloom.engine.screening import update_norms
 
 MakeStore = Callable[[InitialRows, int], ClientStore]
@@ -41,12 +41,14 @@ class ClientRequest:
     global_splits: tuple[str, ...] = ()
     next_ids: np.ndarray | None = None  # clients that will probably train next, so that their batches can be prepared
     join_round: int | None = None  # of clients that join after training: how many rounds they have trained
+    models: bool = False  # reply with the models that are scored; only where clients are in the server's process
+    best: bool = False  # evaluate with the private state of the best round, which clients have kept
     stats: Tree = field(default_factory=dict)  # running statistics that a joining client starts with
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """Requests of equal kind can be carried out together, for stacked runs."""
-        return self.job, self.splits, self.global_splits, self.join_round
+        return self.job, self.splits, self.global_splits, self.join_round, self.models, self.best
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,7 @@ class ClientReplies:
     norms: Tensor | None = None  # (clients, 3): of downloads, updates, running statistics (`update_norms`)
     report: Tree = field(default_factory=dict)
     stats: Tree = field(default_factory=dict)  # running statistics; a real site sends none
+    models: Tree = field(default_factory=dict)  # as the method's `model` returns them, if asked for
 
 
 class InitialState(NamedTuple):
@@ -94,11 +97,20 @@ class LocalClients:
     """Clients in this process. Private state is in a client store; an executor is given for every call."""
 
     def __init__(
-        self, alg: Algorithm, task: Task, population: Task, seed: int, initial: InitialState, make_store: MakeStore
+        self,
+        alg: Algorithm,
+        task: Task,
+        population: Task,
+        seed: int,
+        initial: InitialState,
+        make_store: MakeStore,
+        make_best_store: MakeStore | None = None,
     ) -> None:
-        """`task` is what the algorithm sees; `population` also has the samples of clients that are held out."""
+        """`task` is what the algorithm sees; `population` also has the samples of clients that are held out. With
+        `make_best_store`, the private state of the best round can be kept, too."""
         self.alg, self.task, self.population, self.seed, self.initial = alg, task, population, seed, initial
         self.store = make_store(self._initial_rows, task.clients)
+        self.best_store = make_best_store(self._initial_rows, task.clients) if make_best_store is not None else None
         self.joining: Tree = None  # state of joining clients between two of their rounds
 
     def _initial_rows(self, ids: np.ndarray) -> Tree:
@@ -114,13 +126,21 @@ class LocalClients:
         """Size of one client's private state."""
         return size_bytes(self.store.like)
 
+    def keep_best(self) -> None:
+        """Keep the private state as it is now as that of the best round."""
+        if self.best_store is not None:
+            self.best_store.copy_from(self.store)
+
     def ask(self, request: ClientRequest, executor: Executor) -> ClientReplies:
         """Carry out a request."""
         cohort = self.cohort(request)
         if request.job == "train":
-            return self.training_replies(request, cohort, executor.train(cohort, request.splits), executor)
+            outcome = executor.train(cohort, request.splits, request.models)
+            return self.training_replies(request, cohort, outcome, executor)
         scores = self.score_global(request, cohort, executor)
-        personal = executor.score_personal(cohort, request.splits) if request.splits else None
+        personal = None
+        if request.splits or request.models:
+            personal = executor.score_personal(cohort, request.splits, request.models)
         return self.evaluation_replies(scores, personal)
 
     # Stacked runs carry out the three steps below for all runs at once, with merged cohorts in the middle.
@@ -129,7 +149,8 @@ class LocalClients:
         """What the executor needs to know of the clients of a request."""
         ids = request.ids
         if request.join_round is None:
-            rows, first = self.store.read(ids), self.store.trained[ids] == 0
+            store = self.best_store if request.best and self.best_store is not None else self.store
+            rows, first = store.read(ids), store.trained[ids] == 0
         elif request.join_round == 0:
             rows, first = self._rows(ids, request.stats or self.initial.stats), np.ones(len(ids), bool)
         else:
@@ -164,6 +185,7 @@ class LocalClients:
             norms=self._norms(outcome, request, executor),
             report=_double(outcome.report),
             stats=outcome.stats,
+            models=outcome.models,
         )
 
     def score_global(self, request: ClientRequest, cohort: Cohort, executor: Executor) -> dict[str, Scores]:
@@ -172,9 +194,11 @@ class LocalClients:
             return {}
         return {"global": _double(executor.score_global(request.global_params, cohort, request.global_splits))}
 
-    def evaluation_replies(self, scores: dict[str, Scores], personal: Scores | None) -> ClientReplies:
+    def evaluation_replies(self, scores: dict[str, Scores], personal: Evaluated | None) -> ClientReplies:
         """The replies to an evaluation request; without personal scores, PM_pre is the global model."""
-        return ClientReplies(scores={**scores, "pre": scores["global"] if personal is None else _double(personal)})
+        if personal is None:
+            return ClientReplies(scores={**scores, "pre": scores["global"]})
+        return ClientReplies(scores={**scores, "pre": _double(personal.scores)}, models=personal.models)
 
     def _norms(self, outcome: Outcome, request: ClientRequest, executor: Executor) -> Tensor:
         """How large the updates are. For a method that sends nothing, how large the private state is, because that

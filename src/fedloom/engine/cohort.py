@@ -66,6 +66,14 @@ class Outcome(NamedTuple):
     stats: Tree
     report: Tree
     scores: Scores  # of PM_post; NaN for clients that are not scored
+    models: Tree = {}  # PM_post, if asked for
+
+
+class Evaluated(NamedTuple):
+    """What evaluating a cohort gave, one row per client."""
+
+    scores: Scores
+    models: Tree = {}  # the models that were scored, if asked for
 
 
 class Executor(Protocol):
@@ -77,14 +85,20 @@ class Executor(Protocol):
     def call(self) -> Callable[..., Any]:
         """call(name, f, *args) is f(*args), replayed from a traced graph where that pays."""
 
-    def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
-        """Train the cohort for one round; scores PM_post on `splits`."""
+    def train(self, cohort: Cohort, splits: tuple[str, ...], models: bool = False) -> Outcome:
+        """Train the cohort for one round; scores PM_post on `splits`, and returns it if `models`."""
 
-    def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
-        """Scores of PM_pre on `splits`; nothing is kept."""
+    def score_personal(self, cohort: Cohort, splits: tuple[str, ...], models: bool = False) -> Evaluated:
+        """Scores of PM_pre on `splits`, and PM_pre itself if `models`; nothing is kept."""
 
     def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
         """Scores of one global model on the samples of every client of the cohort."""
+
+    def logits(self, models: Tree, cohort: Cohort, split: str) -> torch.Tensor:
+        """Outputs of personal models, one row per sample of `split`, client after client."""
+
+    def global_logits(self, params: Params, cohort: Cohort, split: str) -> torch.Tensor:
+        """Outputs of one global model, one row per sample of `split`, client after client."""
 
 
 def make_info(task: Task, seed: int, ids: np.ndarray, t: int, first: np.ndarray) -> Info:

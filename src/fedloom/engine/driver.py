@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -60,6 +60,22 @@ class Round(TrainedRound, Evaluation):
     eval_seconds: float
 
 
+class ServerState(NamedTuple):
+    """The server's state after a round, from which the models of that round are made."""
+
+    t: int
+    server: Tree
+    stats: Tree  # mean running statistics of the clients
+
+
+class GlobalModel(NamedTuple):
+    """The global model after a round."""
+
+    t: int
+    params: Params
+    stats: Tree  # mean running statistics of the clients, by slot
+
+
 class Driver:
     """Holds the server's state of a run and advances it, round by round.
 
@@ -110,6 +126,8 @@ class Driver:
         if screening and task.network.buffers:
             self.screening["stats"] = Screening(alg.turns)
         self.directions = Directions(task.clients) if screen_directions else None
+        self.best: ServerState | None = None  # of the best round of personal models, if it is kept
+        self.best_global: GlobalModel | None = None  # of its best round, if it is kept
         self.diverged: set[int] = set()
         self.left_out: set[int] = set()  # clients whose update was once too large, or pointed away from the others'
         if len(self.unseen):
@@ -259,7 +277,7 @@ class Driver:
         evaluated clients."""
         for split, found in scores.items():
             if split not in self.post:
-                self.post[split] = np.full((len(self.eval_client_ids), 3), np.nan)
+                self.post[split] = np.full((len(self.eval_client_ids), found.shape[1]), np.nan)
             self.post[split][at] = found
 
     # -- evaluation -----------------------------------------------------------------------------------------------
@@ -278,7 +296,7 @@ class Driver:
         found, server = to_numpy((tree_map(lambda *rows: torch.cat(rows), *scored), self._score_server(params)))
         # a client that never trained has no PM_post: it uses what it would start from
         if self.post:
-            found["post"] = {s: np.where(np.isnan(rows), found["pre"][s], rows) for s, rows in self.post.items()}
+            found["post"] = {s: np.where(np.isnan(v[:, 2:3]), found["pre"][s], v) for s, v in self.post.items()}
         unseen = (yield from self._joining(bytes_per_client, stacked_runs)) if len(self.unseen) else {}
         return Evaluation(scores=found, server=server, unseen_scores=unseen)
 
@@ -307,31 +325,69 @@ class Driver:
         """Scores, on test data, of clients that never took part: with the model they receive on arrival (`new`), and
         after they took part in `join_rounds` rounds (`joined`). Each joins as if it came alone: the server learns
         nothing from it but what it keeps for this client, and the server state is not changed."""
-        server = self._admit()
+        now = self.now._replace(server=self._admit(self.server))
         found = []
-        size = bytes_per_client + self._parts_bytes(self.unseen[:1], server)
+        size = bytes_per_client + self._parts_bytes(self.unseen[:1], now.server)
         for ids in _blocks(self.unseen, size, stacked_runs):
-            found.append((yield from self._join(server, ids)))
+            arrived = yield self._joining_request("evaluate", now, ids, splits=("test",))
+            joined = yield from self._join(now, ids, splits=("test",))
+            found.append({"new": arrived.scores["pre"]["test"], "joined": joined.scores["post"]["test"]})
         return to_numpy({view: torch.cat([one[view] for one in found]) for view in found[0]})
 
-    def _join(self, server: Tree, ids: np.ndarray) -> Steps[dict[str, Tensor]]:
-        more = {"splits": ("test",), "join_round": 0, "stats": self.stats}
-        arrived = yield self._request("evaluate", ids, self.t, server, **more)
-        replies = yield self._request("train", ids, self.t, server, **more)
+    def _join(self, state: ServerState, ids: np.ndarray, **more: Any) -> Steps[ClientReplies]:
+        """What clients reply after the last of the rounds in which they take part to join."""
+        t, server, _ = state
+        replies = yield self._joining_request("train", state, ids, **more)
         for k in range(1, self.join_rounds):
             assert replies.info is not None
-            server = self.alg.welcome(self.task, server, replies.up, replies.info, self.t + k - 1, self.key)
-            replies = yield self._request("train", ids, self.t + k, server, **{**more, "join_round": k})
-        return {"new": arrived.scores["pre"]["test"], "joined": replies.scores["post"]["test"]}
+            server = self.alg.welcome(self.task, server, replies.up, replies.info, t + k - 1, self.key)
+            later = state._replace(t=t + k, server=server)
+            replies = yield self._joining_request("train", later, ids, **{**more, "join_round": k})
+        return replies
 
-    def _admit(self) -> Tree:
+    def _joining_request(self, job: str, state: ServerState, ids: np.ndarray, **more: Any) -> ClientRequest:
+        return self._request(job, ids, state.t, state.server, **{"join_round": 0, "stats": state.stats, **more})
+
+    def _admit(self, server: Tree) -> Tree:
         n = self.task.clients
         ids = torch.arange(n, n + self.held_out, device=self.task.data.device)
-        return self.alg.admit(self.task, self.server, ids, self.key)
+        return self.alg.admit(self.task, server, ids, self.key)
+
+    # -- models to hand out -------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> ServerState:
+        """The state after the last round."""
+        return ServerState(self.t, self.server, self.stats)
+
+    def global_model(self, best: bool = False) -> GlobalModel | None:
+        """The global model after the last or its best round; None for methods without one."""
+        if best and self.best_global is not None:
+            return self.best_global
+        params = self.alg.global_model(self.task, self.server)
+        return None if params is None else GlobalModel(self.t, params, self.stats)
+
+    def model_blocks(self, bytes_per_client: int) -> list[np.ndarray]:
+        """All clients, those that are held out included, in blocks whose models fit memory."""
+        n = self.task.clients
+        size = bytes_per_client + self._parts_bytes(np.zeros(1, np.int64), self.server)
+        size += size_bytes(self.task.init(self.key))
+        blocks = _blocks(np.arange(n), size, 1)
+        return blocks + (_blocks(n + np.arange(self.held_out), size, 1) if self.held_out else [])
+
+    def models(self, ids: np.ndarray, best: bool = False) -> Steps[Tree]:
+        """The models of clients after the last or the best round, stacked, as the method's `model` returns them: PM_pre
+        or, for clients that are held out, PM_post after they have joined."""
+        state = self.best if best and self.best is not None else self.now
+        if ids[0] < self.task.clients:
+            request = self._request("evaluate", ids, state.t, state.server, models=True, best=state is self.best)
+            return (yield request).models
+        state = state._replace(server=self._admit(state.server))
+        return (yield from self._join(state, ids, models=True)).models
 
     def _check_joining(self) -> None:
         try:
-            self._request("evaluate", self.unseen[-1:], self.t, self._admit())
+            self._request("evaluate", self.unseen[-1:], self.t, self._admit(self.server))
         except IndexError:
             raise UserError(
                 f"{self.alg.name} keeps something per client at the server, but nothing for those who are held out; "

@@ -5,7 +5,7 @@ merged into one cohort, computed once, and divided again. A single run is a grou
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,7 @@ from fedloom.engine.driver import Evaluation, Round, Steps, T
 from fedloom.engine.plan import Plan
 from fedloom.engine.planning.choose import choose_executor, make_executor
 from fedloom.engine.simulation import Simulation
-from fedloom.engine.stacked_settings import differing_settings, stacked_algorithm, values_tree
+from fedloom.engine.stacked_settings import VALUES, differing_settings, stacked_algorithm, values_tree
 
 
 class RunGroup:
@@ -82,6 +82,19 @@ class RunGroup:
         size, count = self.runs[0].clients.bytes_per_client, len(self.runs)
         return self._run_generators(which, [self.runs[number].driver.evaluation(size, count) for number in which])
 
+    @torch.no_grad()
+    def models(self, number: int, best: bool = False) -> Iterator[tuple[np.ndarray, Tree]]:
+        """Clients of one run in blocks, and their stacked models (`Driver.models`) after the last or the best round."""
+        run = self.runs[number]
+        for ids in run.driver.model_blocks(run.clients.bytes_per_client):
+            yield ids, self.models_of(number, ids, best)
+
+    @torch.no_grad()
+    def models_of(self, number: int, ids: np.ndarray, best: bool = False) -> Tree:
+        """The stacked models of some clients of one run, either all participants or all held out."""
+        (found,) = self._run_generators([number], [self.runs[number].driver.models(ids, best)])
+        return found["model"] if isinstance(found, dict) and VALUES in found else found
+
     def _run_generators(self, which: Sequence[int], steps: Sequence[Steps[T]]) -> list[T]:
         """What the generators of the runs return; requests of equal kind are carried out together."""
         results: dict[int, T] = {}
@@ -107,13 +120,17 @@ class RunGroup:
         cohorts = {number: clients[number].cohort(request) for number, request in requests.items()}
         request, executor = next(iter(requests.values())), self.executors[0]
         if request.job == "train":
-            trained = self._on_merged_cohort(cohorts, lambda cohort: executor.train(cohort, request.splits))
+            trained = self._on_merged_cohort(
+                cohorts, lambda cohort: executor.train(cohort, request.splits, request.models)
+            )
             return {n: clients[n].training_replies(requests[n], cohorts[n], trained[n], executor) for n in requests}
         # the global model is scored in one pass over a run's samples, which stacking would not make faster
         shared = {n: clients[n].score_global(requests[n], cohorts[n], executor) for n in requests}
         scored = dict.fromkeys(requests)
-        if request.splits:
-            scored = self._on_merged_cohort(cohorts, lambda cohort: executor.score_personal(cohort, request.splits))
+        if request.splits or request.models:
+            scored = self._on_merged_cohort(
+                cohorts, lambda cohort: executor.score_personal(cohort, request.splits, request.models)
+            )
         return {n: clients[n].evaluation_replies(shared[n], scored[n]) for n in requests}
 
     def _on_merged_cohort(self, cohorts: dict[int, Cohort], function: Callable[[Cohort], Tree]) -> dict[int, Any]:

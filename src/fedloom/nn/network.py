@@ -153,7 +153,7 @@ class Network:
         """
         dtype = dtype or sample.dtype
         self.half = half
-        self._make, self._initial = make, dict[int, Params]()
+        self.make, self.head_name, self._initial = make, head, dict[int, Params]()
         self._device, self._dtype = sample.device, dtype
         with torch.random.fork_rng(devices=[]):  # leave the global generator as it was
             module = make()
@@ -183,7 +183,7 @@ class Network:
             if seed not in self._initial:
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(seed & ((1 << 63) - 1))
-                    drawn = self._make().named_parameters()
+                    drawn = self.make().named_parameters()
                 self._initial[seed] = {k: p.detach().to(self._device, self._dtype) for k, p in drawn}
         return dict(self._initial[seed])
 

@@ -5,16 +5,18 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedloom.core.tree import tree_map
+from fedloom.core.tree import Tree, tree_map
 from fedloom.engine.client_store import Snapshot
-from fedloom.engine.simulation import Simulation, State
+from fedloom.engine.driver import GlobalModel, ServerState
+from fedloom.engine.simulation import BestState, Simulation, State
 from fedloom.runs.folders import log_only_to
 from fedloom.storage.files import Damaged, read_tensors, sync_folder, tensors_writer, write_file
-from fedloom.storage.trees import named, rebuilt
+from fedloom.storage.trees import below, named, nested, rebuilt
 
 log = logging.getLogger("fedloom")
 
@@ -31,7 +33,7 @@ class Checkpoints:
     def __init__(self, folder: Path, every: int | None = None) -> None:
         """`every` is a number of rounds; without it, checkpoints are made as often as `MAX_OVERHEAD` allows."""
         self.folder, self.every = folder, every
-        self.run: str | None = None  # identity of the run
+        self.run: tuple[str, ...] = ("",)  # what identifies the run; other versions of FedLoom used the others
         self.last = time.perf_counter()
         self.cost = 0.0
 
@@ -39,7 +41,7 @@ class Checkpoints:
         """True if a checkpoint should be made after this round."""
         if self.every is not None:
             return run.t % self.every == 0
-        if run.store.waiting_bytes() > MAX_WAITING_BYTES:
+        if sum(store.waiting_bytes() for store in run.stores) > MAX_WAITING_BYTES:
             return True
         return time.perf_counter() - self.last >= max(MIN_SECONDS, self.cost / MAX_OVERHEAD)
 
@@ -49,16 +51,14 @@ class Checkpoints:
         start = time.perf_counter()
         before()
         state = run.state()
-        tensors = named(
-            {
-                "server": state.server,
-                "post": {split: torch.from_numpy(found) for split, found in state.post.items()},
-                "store": state.store._asdict(),
-                "screening": {kind: torch.from_numpy(sizes) for kind, sizes in state.recent.items()},
-            }
-        )
-        write_file(self._path(state.t), tensors_writer(tensors, {"round": state.t, "run": self.run}))
-        run.store.committed()
+        note: dict[str, Any] = {"round": state.t, "run": self.run[0]}
+        if state.best is not None:
+            note["best_round"] = state.best.server.t
+        if state.best_global is not None:
+            note["best_global_round"] = state.best_global.t
+        write_file(self._path(state.t), tensors_writer(_tensors(state), note))
+        for store in run.stores:
+            store.committed()
         for old in self.found()[KEPT:]:
             old.unlink()
         self.last = time.perf_counter()
@@ -118,30 +118,70 @@ class Checkpoints:
         return self.folder / f"round-{t:08d}.safetensors"
 
     def _load(self, path: Path, run: Simulation) -> State:
-        tensors, t = self._read(path)
-        return _state(tensors, t, run)
+        return _state(*self._read(path), run)
 
-    def _read(self, path: Path) -> tuple[dict[str, Tensor], int]:
+    def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, note = read_tensors(path)
-        if note.get("run", self.run) != self.run:
+        if "run" in note and note["run"] not in self.run:
             raise Damaged("it belongs to another run")
-        return tensors, note["round"]
+        return tensors, note
 
 
 def _round(path: Path) -> int:
     return int(path.stem.removeprefix("round-"))
 
 
-def _state(tensors: dict[str, Tensor], t: int, run: Simulation) -> State:
+def _tensors(state: State) -> dict[str, Tensor]:
+    parts = {
+        "server": state.server,
+        "post": {split: torch.from_numpy(found) for split, found in state.post.items()},
+        "store": state.store._asdict(),
+        "screening": {kind: torch.from_numpy(sizes) for kind, sizes in state.recent.items()},
+        "stats": state.stats,
+    }
+    if state.best is not None:
+        parts["best"] = {"server": state.best.server.server, "stats": state.best.server.stats}
+        parts["best"]["store"] = state.best.store._asdict()
+    if state.best_global is not None:
+        parts["best_global"] = {"params": state.best_global.params, "stats": state.best_global.stats}
+    return named(parts)
+
+
+def _state(tensors: dict[str, Tensor], note: dict[str, Any], run: Simulation) -> State:
+    best = None
+    if "best_round" in note:
+        server = ServerState(
+            note["best_round"], rebuilt(run.server, tensors, "best/server"), _stats(tensors, "best/stats", run)
+        )
+        best = BestState(server, _snapshot(tensors, "best/store", run))
+    best_global = None
+    if "best_global_round" in note:
+        params = _moved(below(tensors, "best_global/params"), run)
+        best_global = GlobalModel(note["best_global_round"], params, _stats(tensors, "best_global/stats", run))
+    return State(
+        t=note["round"],
+        server=rebuilt(run.server, tensors, "server"),
+        post={k: v.numpy() for k, v in below(tensors, "post").items()},
+        store=_snapshot(tensors, "store", run),
+        recent={k: v.numpy() for k, v in below(tensors, "screening").items()},
+        stats=_stats(tensors, "stats", run),
+        best=best,
+        best_global=best_global,
+    )
+
+
+def _snapshot(tensors: dict[str, Tensor], prefix: str, run: Simulation) -> Snapshot:
     store = run.store
     like = Snapshot(torch.zeros(0), torch.zeros(0), tree_map(lambda v: v.cpu(), store.like))
-    saved = Snapshot(**rebuilt(like._asdict(), tensors, "store"))
+    saved = Snapshot(**rebuilt(like._asdict(), tensors, prefix))
     if len(saved.trained) != len(store):
         raise Damaged(f"it has {len(saved.trained)} clients instead of {len(store)}")
-    return State(
-        t=t,
-        server=rebuilt(run.server, tensors, "server"),
-        post={k.removeprefix("post/"): v.numpy() for k, v in tensors.items() if k.startswith("post/")},
-        store=saved,
-        recent={k.removeprefix("screening/"): v.numpy() for k, v in tensors.items() if k.startswith("screening/")},
-    )
+    return saved
+
+
+def _stats(tensors: dict[str, Tensor], prefix: str, run: Simulation) -> Tree:
+    return _moved(nested(below(tensors, prefix)), run)
+
+
+def _moved(tree: Tree, run: Simulation) -> Tree:
+    return tree_map(lambda v: v.to(run.task.data.device), tree)

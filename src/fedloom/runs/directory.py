@@ -4,35 +4,44 @@ config.yaml         the resolved configuration; `fedloom run --config` repeats t
 plan.json           the execution plan, used again on resume, and which custom kernels were used
 partition.parquet   who owns which samples: one row per client, and the server's as client -1
 names.json          names of clients and classes, where the data have them
+preprocessing.json  how samples become the input of a model: columns, words, means, vocabulary, size of pictures
 rounds.parquet      metrics per evaluated round
 clients.parquet     accuracy per client and evaluated round
 reports.parquet     numbers that the method reports, per round and client of its cohort; the server is client -1
 timings.parquet     seconds per round; besides it only plan.json (timings behind the choice), environment.json, run.log
                     and what checkpoints/ and store/ hold depend on the clock
-checkpoints/        the two newest states
-store/              private state of clients, where it is kept on disk
-final/              server.safetensors, clients.safetensors (one row per client)
+checkpoints/        the two newest states of a run that is not finished
+store/              private state of clients, where it is kept on disk, of a run that is not finished
+final/              the complete state after the last round, and the models of the clients (see `runs.final`)
 summary.json        the results; written when the run is finished
 environment.json    versions and hardware, for every start
 manifest.json       checksums of the files above
 run.log
 """
 
+import contextlib
+import hashlib
+import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
 import torch
 
 from fedloom.config.files import ConfigDict, read_config, to_yaml, written_format
+from fedloom.core.algorithm import Slot
 from fedloom.core.errors import UserError, oserror_as_user_error
-from fedloom.core.federation import Federation
-from fedloom.core.tree import Tree, leaves
+from fedloom.core.federation import SPLITS, Federation
+from fedloom.core.preprocessing import Preprocessing
+from fedloom.core.tree import Tree
 from fedloom.engine.plan import Plan
 from fedloom.engine.simulation import Simulation
 from fedloom.nn.kernels.dispatch import decisions
+from fedloom.runs import final
 from fedloom.runs.checkpoints import Checkpoints
 from fedloom.runs.environment import environment
 from fedloom.runs.folders import (
@@ -45,6 +54,7 @@ from fedloom.runs.folders import (
     open_manifest,
     reported_damage,
 )
+from fedloom.runs.models import ModelsFile
 from fedloom.runs.partition import partition_table
 from fedloom.runs.records import FILES, Records
 from fedloom.storage.files import (
@@ -53,25 +63,23 @@ from fedloom.storage.files import (
     json_writer,
     make_folder,
     read_json,
-    read_stacked,
     read_table,
     read_tensors,
     remove_temporary,
-    stacked_writer,
     table_writer,
-    tensors_writer,
     text_writer,
 )
 from fedloom.storage.manifest import Manifest
-from fedloom.storage.trees import named, nested
+from fedloom.storage.trees import below
 
 log = logging.getLogger("fedloom")
 
 KERNELS = "kernels"  # key in plan.json
+PREPROCESSING = "preprocessing.json"
 CONFIG = "config.yaml"
-FINAL = ("final/server.safetensors", "final/clients.safetensors")
 VERIFIED = (
-    CONFIG, "plan.json", "partition.parquet", "names.json", *FILES, "environment.json", *FINAL, "summary.json",
+    CONFIG, "plan.json", "partition.parquet", "names.json", PREPROCESSING, *FILES, "environment.json", *final.STATE,
+    "summary.json",
 )  # fmt: skip
 
 
@@ -84,15 +92,22 @@ class RunDirectory:
         self.store = path / "store"
         self.checkpoints = Checkpoints(path / "checkpoints", checkpoint_every)
         self.recorded: dict[str, Any] | None = None  # contents of plan.json
+        self.rounds_before: int | None = None  # rounds that the run here was to have, before it is given more
         self.manifest = Manifest(path)
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     def config(self) -> ConfigDict:
         """The configuration of the run that is here, after its files were verified."""
-        self.manifest = open_manifest(self.path, CONFIG, skip="final")
-        self.checkpoints.run = file_checksum(self.path / CONFIG)
+        self.manifest = open_manifest(self.path, CONFIG, skip=final.FOLDER)
+        self._identify()
         return read_config(self.path / CONFIG)
+
+    def _identify(self) -> None:
+        """Tell checkpoints which run they belong to, whatever its number of rounds."""
+        config = {k: v for k, v in read_config(self.path / CONFIG).items() if k != "rounds"}
+        identity = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+        self.checkpoints.run = identity, file_checksum(self.path / CONFIG)  # the second until format 2
 
     def check(self, config: ConfigDict, resume: bool) -> bool:
         """Raise UserError unless a run with this configuration may start (or continue) here; returns whether it is
@@ -102,8 +117,10 @@ class RunDirectory:
             return False
         if is_empty(self.path):
             return False
-        check_same(self.config(), config, self.path)
-        return self.finished
+        old = self.config()
+        check_same(old, config, self.path)
+        self.rounds_before = old.get("rounds", config["rounds"])
+        return self.finished and self.rounds_before == config["rounds"]
 
     @contextmanager
     def claimed(self, config: ConfigDict, resume: bool) -> Iterator[None]:
@@ -116,7 +133,9 @@ class RunDirectory:
                 if not (self.path / CONFIG).exists():
                     self.manifest = Manifest(self.path)
                     self.manifest.write({CONFIG: text_writer(to_yaml(config))})
-                self.checkpoints.run = file_checksum(self.path / CONFIG)
+                elif self.rounds_before != config["rounds"]:
+                    self._grow(config["rounds"])
+                self._identify()
                 remove_temporary(self.path)
                 for folder in (self.checkpoints.folder, self.path / "final"):
                     make_folder(folder)
@@ -126,6 +145,14 @@ class RunDirectory:
                 except UserError as error:
                     log.error("%s", error)
                     raise
+
+    def _grow(self, rounds: int) -> None:
+        """Give the run more rounds: from now on it is one that was started with them and is not finished."""
+        log.info("The run gets %d rounds instead of %s.", rounds, self.rounds_before)
+        if not self.manifest.exists():
+            self.manifest.adopt(VERIFIED)
+        self.manifest.remove(["summary.json"])
+        self.manifest.write({CONFIG: text_writer(to_yaml({**read_config(self.path / CONFIG), "rounds": rounds}))})
 
     @property
     def unverified(self) -> bool:
@@ -151,13 +178,42 @@ class RunDirectory:
             if data.class_names or data.client_names:
                 names = {"clients": list(data.client_names), "classes": list(data.class_names)}
                 files = {"names.json": json_writer(names), **files}
-            self.manifest.write(files)
+            self.manifest.write({PREPROCESSING: json_writer(data.preprocessing_or_default().to_json()), **files})
+        if not (self.path / PREPROCESSING).exists():  # a run of format 2
+            self.manifest.write({PREPROCESSING: json_writer(data.preprocessing_or_default().to_json())})
         return digest
 
     def _notes(self) -> dict[str, str]:
         with reported_damage(self.path):
             found = read_table(self.path / "partition.parquet").schema.metadata or {}
         return {key.decode(): value.decode() for key, value in found.items()}
+
+    def preprocessing(self) -> Preprocessing:
+        """How samples become the input of the run's models."""
+        if not (self.path / PREPROCESSING).exists():
+            raise UserError(f"{self.path} was written by an older FedLoom, which kept no models; run it again.")
+        with reported_damage(self.path):
+            return Preprocessing.from_json(read_json(self.path / PREPROCESSING))
+
+    def client_names(self) -> list[str]:
+        """Names of the clients, those that are held out included; empty if they have none."""
+        path = self.path / "names.json"
+        with reported_damage(self.path):
+            return list(read_json(path, "clients")) if path.exists() else []
+
+    def clients(self) -> int:
+        """Number of clients, those that are held out included."""
+        with reported_damage(self.path):
+            return int(np.sum(read_table(self.path / "partition.parquet")["client"].to_numpy() >= 0))
+
+    def split_sizes(self) -> dict[str, list[int]]:
+        """Numbers of samples of every participating client, by split."""
+        with reported_damage(self.path):
+            table = read_table(self.path / "partition.parquet")
+        table = table.filter(pc.field("client") >= 0)
+        if "held_out" in table.column_names:
+            table = table.filter(~pc.field("held_out"))
+        return {name: pc.list_value_length(table[name]).to_pylist() for name in SPLITS}
 
     def plan(self, device: torch.device | None = None) -> Plan | None:
         """The execution plan that was made when the run started, if it got so far."""
@@ -190,6 +246,10 @@ class RunDirectory:
         with reported_damage(self.path):
             before = read_json(starts, "starts") if starts.exists() else []
             self.checkpoints.restore(run, up_to)
+            if not run.t and not self.checkpoints.found():
+                if self.manifest.exists():
+                    self.manifest.verify(final.STATE)
+                final.restore(self.path, run)
             if run.t:
                 records = Records.load(self.path, run.t)
                 log.info("Going on after round %d.", run.t)
@@ -213,14 +273,22 @@ class RunDirectory:
         with log_only_to(self.path):
             self.checkpoints.save(run, before=lambda: self.manifest.write(files))
 
-    def finish(self, run: Simulation, summary: Mapping[str, Any]) -> None:
-        """Write the final models and the summary."""
-        store, (server, clients) = run.store, FINAL
-        rows = stacked_writer(named(store.like["own"]), len(store), lambda ids: leaves(store.read(ids)["own"]))
-        self.manifest.write({server: tensors_writer(named(run.server), {"round": run.t}), clients: rows})
-        checksums = {name: self.manifest.files[name][-1] for name in FINAL}
+    def finish(self, files: Mapping[str, Writer], outdated: Iterable[str], summary: Mapping[str, Any]) -> None:
+        """Write the final state, the models and the summary; then checkpoints are not needed any more."""
+        self.manifest.write(files)
+        self.manifest.remove(outdated)
+        checksums = {name: self.manifest.files[name][-1] for name in sorted(self.manifest.files) if "/" in name}
         self.manifest.write({"summary.json": json_writer({**summary, "files": checksums})})
         self.manifest.save()  # which now has the checksums of the last files only
+        for folder, own in (
+            (self.checkpoints.folder, self.checkpoints.found()),
+            (self.store / "best", (self.store / "best").glob("*.npy")),
+            (self.store, self.store.glob("*.npy")),
+        ):
+            with contextlib.suppress(OSError):  # what else lies there is left alone
+                for file in own:
+                    file.unlink()
+                folder.rmdir()
         with log_only_to(self.path):
             log.info("Finished.")
 
@@ -246,10 +314,32 @@ class RunDirectory:
 
     def final(self) -> tuple[Tree, Tree]:
         """State of the server, and private state of the clients (one row each), at the end of the run."""
+        self._check_kept(final.SERVER)
+        with reported_damage(self.path):
+            self.manifest.verify(final.STATE if self.manifest.exists() else ())
+            return final.read_state(self.path)
+
+    def models(self, best: bool) -> ModelsFile:
+        """The models of the clients after the last round, or the best one if that was another."""
+        name = final.models_name(best)
+        self._check_kept(name)
+        with reported_damage(self.path):
+            self.manifest.verify([name])
+            return ModelsFile(self.path / name)
+
+    def global_model(self, best: bool) -> Slot:
+        """The global model after the last round, or its best one if that was another."""
+        name = final.global_name(best)
+        self._check_kept(name)
+        with reported_damage(self.path):
+            self.manifest.verify([name])
+            tensors, _ = read_tensors(self.path / name)
+            return Slot(below(tensors, "params"), below(tensors, "buffers"), {})
+
+    def _check_kept(self, name: str) -> None:
         if not self.finished:
             raise UserError(f"{self.path} is not finished; continue the run with --resume {self.path}.")
-        with reported_damage(self.path):
-            if self.manifest.exists():
-                self.manifest.verify(FINAL)
-            server, _ = read_tensors(self.path / FINAL[0])
-            return nested(server), nested(read_stacked(self.path / FINAL[1]))
+        if self.manifest.exists() and not self.manifest.files:
+            self.config()
+        if not (self.path / name).exists() and name not in self.manifest.files:
+            raise UserError(f"{self.path} has no {name}, because the run was told not to keep it (keep), or is older.")

@@ -96,7 +96,11 @@ def check_empty(path: Path) -> None:
 
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], path: Path) -> None:
-    """Raise UserError if a folder is to be continued with another configuration than it was started with."""
+    """Raise UserError if a folder is to be continued with another configuration than it was started with. It may get
+    more rounds."""
+    before = old.get("rounds")
+    if isinstance(before, int) and new["rounds"] > before:
+        old = {**old, "rounds": new["rounds"]}
     changed = difference(old, new)
     if changed is not None:
         name, was, is_ = changed

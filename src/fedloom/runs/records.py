@@ -3,6 +3,7 @@ reports, and, in a separate table, times."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,24 @@ class Records:
         self._clients: list[pa.Table] = []
         self._reports: list[pa.Table] = []
 
-    def add(self, done: Round) -> Row | None:
-        """Record a round; returns its row if it was evaluated."""
-        self.timings.append(
-            {"round": done.t + 1, "train_seconds": done.train_seconds, "eval_seconds": done.eval_seconds}
-        )
+    def add(self, done: Round, planning: float = 0.0) -> Row | None:
+        """Record a round, and the seconds of planning before it; returns its row if it was evaluated."""
+        seconds = {"plan_seconds": planning, "train_seconds": done.train_seconds, "eval_seconds": done.eval_seconds}
+        self.timings.append({"round": done.t + 1, **seconds})
         self._reports.append(report_table(done))
         if not done.scores:
             return None
         self.rounds.append(round_row(done))
         self._clients.append(client_table(done))
         return self.rounds[-1]
+
+    def drop_unevaluated(self, evaluated: Callable[[int], bool]) -> None:
+        """Forget evaluations of rounds for which `evaluated` is False: the last one of a run that is given more rounds
+        may not be one of them."""
+        rows = [row for row in self.rounds if evaluated(row["round"])]
+        if len(rows) < len(self.rounds):
+            self.rounds = rows
+            self._clients = [self.clients.filter(pc.field("round").isin([row["round"] for row in rows]))]
 
     @property
     def clients(self) -> pa.Table:

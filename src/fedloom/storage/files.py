@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -110,38 +111,56 @@ BLOCK_BYTES = 64 << 20
 DTYPES = {"float64": "F64", "float32": "F32", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
 
 
-def stacked_writer(like: Mapping[str, Tensor], count: int, read: Callable[[np.ndarray], list[Tensor]]) -> Writer:
+def stacked_writer(
+    like: Mapping[str, Tensor],
+    count: int,
+    blocks: Callable[[], Iterable[Mapping[str, Tensor]]],
+    fixed: Mapping[str, Tensor] | None = None,
+    note: Mapping[str, Any] | None = None,
+) -> Writer:
     """Writes a safetensors file of tensors with `count` rows each, in blocks, so that they need not fit memory.
 
-    `like` has one row of each tensor, for its type and shape; `read(rows)` returns these rows of all tensors, in the
-    order of `like`.
+    Args:
+        like: one row of each of these tensors, for its type and shape.
+        count: number of rows.
+        blocks: returns the rows of all of them, in consecutive blocks.
+        fixed: tensors that are written as they are.
+        note: kept in the header of the file.
     """
-    header: dict[str, Any] = {}
-    offsets, end = [], 0
-    for name, row in like.items():
-        size = count * row.numel() * row.element_size()
-        header[name] = {
-            "dtype": DTYPES[str(row.dtype).removeprefix("torch.")],
-            "shape": [count, *row.shape],
-            "data_offsets": [end, end + size],
-        }
-        offsets.append(end)
+    header: dict[str, Any] = {"__metadata__": {"fedloom": json.dumps(note, sort_keys=True)}} if note else {}
+    offsets, end = {}, 0
+    shapes = {name: (count, *row.shape) for name, row in like.items()}
+    fixed = {} if fixed is None else fixed
+    for name, value in {**fixed, **like}.items():
+        shape = shapes.get(name, tuple(value.shape))
+        size = math.prod(shape) * value.element_size()
+        dtype = DTYPES[str(value.dtype).removeprefix("torch.")]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
+        offsets[name] = end
         end += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
-    block = max(1, BLOCK_BYTES // max(1, sum(v.numel() * v.element_size() for v in like.values())))
 
     def write(file: BinaryIO) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
-        for first in range(0, count, block):
-            rows = read(np.arange(first, min(first + block, count)))
-            for offset, value in zip(offsets, rows, strict=True):
-                data = value.detach().cpu().contiguous()
-                file.seek(start + offset + first * data[0].numel() * data.element_size())
-                file.write(_bytes(data))
+        places = dict(offsets)
+        for block in (fixed, *blocks()) if like else (fixed,):
+            for name, value in block.items():
+                data = _bytes(value.detach().cpu().contiguous())
+                file.seek(start + places[name])
+                file.write(data)
+                places[name] += len(data)
+        assert all(places[name] == header[name]["data_offsets"][1] for name in offsets)
 
     return write
+
+
+def row_blocks(count: int, row_bytes: int) -> Iterator[np.ndarray]:
+    """Consecutive row numbers, in blocks of about BLOCK_BYTES."""
+    most = max(1, BLOCK_BYTES // max(1, row_bytes))
+    for first in range(0, count, most):
+        yield np.arange(first, min(first + most, count))
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -176,6 +195,18 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if written not in (checksum(tensors, note), checksum(tensors)):
         raise Damaged(f"{path.name} does not match its checksum")
     return tensors, note
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """The note in the header of a safetensors file; its tensors are not read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            note = json.loads((file.metadata() or {})["fedloom"])
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise Damaged(f"{path.name} cannot be read") from error
+    if not isinstance(note, dict):
+        raise Damaged(f"{path.name} cannot be read")
+    return note
 
 
 def read_stacked(path: Path) -> dict[str, Tensor]:

@@ -90,6 +90,20 @@ class Manifest:
             raise
         self.files |= {name: [new] for name, new in after.items()}
 
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files, if they are there."""
+        gone = [name for name in names if name in self.files]
+        if not gone:
+            return
+        self.files |= {name: [*self.files[name], None] for name in gone}
+        self.save()
+        for name in gone:
+            with oserror_as_user_error(self.folder / name):
+                (self.folder / name).unlink(missing_ok=True)
+                sync_folder((self.folder / name).parent)
+            del self.files[name]
+        self.save()
+
     def save(self) -> None:
         """Write the manifest."""
         write_file(self.path, json_writer({"files": self.files, "checksum": _checksum(self.files)}))

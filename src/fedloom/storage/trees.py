@@ -39,6 +39,11 @@ def nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return made
 
 
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix/`, without it."""
+    return {k.removeprefix(f"{prefix}/"): v for k, v in tensors.items() if k.startswith(f"{prefix}/")}
+
+
 def _name(path: tuple[Any, ...], prefix: str) -> str:
     steps = (str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
     return "/".join((*((prefix,) if prefix else ()), *steps))

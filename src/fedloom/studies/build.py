@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -122,12 +123,21 @@ def _network(config: Config, data: Federation) -> Network:
         sample = torch.cat([sample, sample])
     shape, classes, vocab = tuple(sample.shape[1:]), data.classes, data.token_ids()
     model, half = config.model, config.settings.dtype == "bf16"
-    if isinstance(model, nn.Module):  # its parameters are everybody's initial ones, whatever the seed
-        return Network(lambda: copy.deepcopy(model), config.head, sample, data.dtype, half)
     if isinstance(model, Model):
         _check_size(model, shape, classes, vocab, data)
-        return Network(lambda: model.build(shape, classes, vocab), "head", sample, data.dtype, half)
-    return Network(model, config.head, sample, data.dtype, half)
+    make, head = module_maker(model, config.head, shape, classes, vocab)
+    return Network(make, head, sample, data.dtype, half)
+
+
+def module_maker(
+    model: Model | nn.Module | Callable[[], nn.Module], head: str, shape: Shape, classes: int, vocab: int | None
+) -> tuple[Callable[[], nn.Module], str]:
+    """A function that builds the architecture, and the name of its head."""
+    if isinstance(model, nn.Module):  # its parameters are everybody's initial ones, whatever the seed
+        return lambda: copy.deepcopy(model), head
+    if isinstance(model, Model):
+        return lambda: model.build(shape, classes, vocab), "head"
+    return model, head
 
 
 def _check_size(model: Model, shape: Shape, classes: int, vocab: int | None, data: Federation) -> None:

@@ -15,14 +15,17 @@ from fedloom.config.files import ConfigDict, read_config
 from fedloom.config.keywords import from_keywords, takes_settings
 from fedloom.config.resolve import AlgorithmLike, Config, DatasetLike, combine, describe, resolve
 from fedloom.core.algorithm import Algorithm
-from fedloom.core.errors import UserError, shown
+from fedloom.core.errors import UserError, shown, unknown
 from fedloom.metrics.leaderboard import BASELINE, METRICS, UNSEEN, RoundScores, RunScores, leaderboard
 from fedloom.metrics.scores import trend
 from fedloom.report.leaderboard import shown_selection, to_csv, to_latex, to_markdown
+from fedloom.runs.directory import RunDirectory
 from fedloom.runs.folders import open_manifest
 from fedloom.studies.execute import OnRound
-from fedloom.studies.result import Result
-from fedloom.studies.study import Study, parse_seeds, refuse_seed
+from fedloom.studies.client_model import ClientModel
+from fedloom.studies.models import When
+from fedloom.studies.result import Result, load_run
+from fedloom.studies.study import Study, parse_seeds, refuse_seed, run_folder
 
 METHODS = (BASELINE, "fedavg", "fedrep", "ditto")
 FILE = "compare.yaml"
@@ -42,6 +45,26 @@ class Comparison:
         best on validation data (`selection="validation"`) if there are such data, else of the last round (`"last"`)."""
         selection = selection or shown_selection(self.board)
         return [row for row in self.board if row["model"] == model and row["selection"] == selection]
+
+
+    def run(self, method: str | None = None, seed: int | None = None) -> Result:
+        """The results of one run: of a method, as the leaderboard names it (by default the one that is ranked first),
+        and a seed (by default the first)."""
+        if self.folder is None:
+            raise UserError("This comparison kept no runs; give it a folder with out=FOLDER.")
+        name = method if method is not None else self.rows()[0]["method"]
+        if name not in self.config["methods"]:
+            raise unknown("method of this comparison", str(name), self.config["methods"])
+        number = self.config["seeds"][0] if seed is None else seed
+        if number not in self.config["seeds"]:
+            raise unknown("seed of this comparison", str(number), [str(s) for s in self.config["seeds"]])
+        return load_run(run_folder(self.folder, name, number))
+
+    def model(
+        self, client: int | str, method: str | None = None, *, seed: int | None = None, when: When = "best"
+    ) -> ClientModel:
+        """The model that a client predicts with (see `Result.model`), of one of the runs (see `run`)."""
+        return self.run(method, seed).model(client, when)
 
 
 @takes_settings("seed")
@@ -137,6 +160,24 @@ def carry_out(
             formats = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
             study.write(folder, {f"leaderboard.{name}": write(found.board) for name, write in formats.items()})
     return found
+
+
+def load_comparison(folder: Path) -> Comparison:
+    """The comparison in a folder, which must be finished."""
+    config = _stored(folder)
+    runs = [
+        score(name, seed, load_run(run_folder(folder, name, seed)))
+        for name in config["methods"]
+        for seed in config["seeds"]
+        if _finished(folder, name, seed)
+    ]
+    return Comparison(config, leaderboard(runs), folder)
+
+
+def _finished(folder: Path, name: str, seed: int) -> bool:
+    if not RunDirectory(run_folder(folder, name, seed)).finished:
+        raise UserError(f"{folder} is not finished; continue the comparison with --resume {folder}.")
+    return True
 
 
 def _stored(folder: Path) -> ConfigDict:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import numpy as np
 from fedloom.config.resolve import Config, describe
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
+from fedloom.core.task import Task
 from fedloom.device.memory import available_memory
 from fedloom.device.torch_settings import deterministic, precision, threads
 from fedloom.engine.grouping import groups
@@ -26,7 +30,7 @@ from fedloom.runs.interrupt import Stopped, StopRequest, graceful_stop
 from fedloom.runs.records import Row
 from fedloom.studies.build import make_data, make_task
 from fedloom.studies.recorded_run import RecordedRun
-from fedloom.studies.result import Result, load
+from fedloom.studies.result import Result, load_run
 
 log = logging.getLogger("fedloom")
 
@@ -64,7 +68,7 @@ def execute_group(
         if directory is None and config.settings.store == "disk":
             raise UserError("store=disk keeps the clients' state in the folder of the run; give it one with out.")
         if directory is not None and directory.check(describe(config), resume):
-            results[place] = load(directory.path)
+            results[place] = load_run(directory.path)
     left = [place for place in range(len(configs)) if place not in results]
     if left:
         first = configs[0].settings
@@ -76,10 +80,23 @@ def execute_group(
             for place, task, label in zip(left, tasks, labels, strict=True):
                 directory = directories[place]
                 if directory is not None:
+                    _check_growth(configs[place], task, directory)
                     stack.enter_context(directory.claimed(describe(configs[place]), resume))
                 runs.append(RecordedRun(configs[place], task, directory, label))
             results |= zip(left, _execute(runs, on_round), strict=True)
     return [results[place] for place in range(len(configs))]
+
+
+def _check_growth(config: Config, task: Task, directory: RunDirectory) -> None:
+    """Raise UserError if a run is to be given more rounds, but its method depends on how many there are."""
+    before = directory.rounds_before
+    if before is None or before == task.rounds:
+        return
+    if why := config.algorithm.depends_on_rounds(dataclasses.replace(task, rounds=before)):
+        raise UserError(
+            f"{config.algorithm.name} cannot be given more than the {before} rounds that {directory.path} was started "
+            f"with, because {why} depends on their number; start a new run with rounds={task.rounds}."
+        )
 
 
 def _labels(configs: Sequence[Config]) -> list[str]:
@@ -150,9 +167,10 @@ def _advance(
     runs: Sequence[RecordedRun], plan: Plan | str, stop: StopRequest, report: Callable[[Sequence[Row | None]], None]
 ) -> list[Result]:
     """Carry out runs as one, from their last checkpoints to the end."""
-    s = runs[0].config.settings
     clear_decisions()
+    start = time.perf_counter()
     group = RunGroup([run.simulation for run in runs], plan)
+    planning = (time.perf_counter() - start) / len(runs)
     kernels = decisions(runs[0].task.data.device).get("all", "chosen as steps are traced, see below")
     log.info("Execution plan: %s (%s). Custom kernels: %s.", group.plan().mode, group.plan().reason, kernels)
     up_to = None
@@ -164,9 +182,10 @@ def _advance(
     while going := [number for number, run in enumerate(runs) if not run.ended]:
         t = min(runs[number].done for number in going)
         some = [number for number in going if runs[number].done == t]  # runs that are behind catch up first
-        evaluate = (t + 1) % s.eval_every == 0 or t + 1 == s.rounds
+        evaluate = runs[some[0]].evaluates(t + 1)
         done = group.advance(evaluate, some)
-        report([runs[number].add(one) for number, one in zip(some, done, strict=True)])
+        report([runs[number].add(one, planning) for number, one in zip(some, done, strict=True)])
+        planning = 0.0  # it is part of the first round's time
         saved = [(d, number) for number in some if (d := runs[number].directory) is not None]
         if any(stop.requested or runs[n].ended or d.checkpoints.due(runs[n].simulation) for d, n in saved):
             for directory, number in saved:
@@ -176,7 +195,7 @@ def _advance(
                 directory.checkpoints.cost = cost  # all make their checkpoints in the same rounds
         if stop.requested and not all(run.ended for run in runs):
             raise _stopped(runs)
-    return [run.result(group.plan(number)) for number, run in enumerate(runs)]
+    return [run.result(group.plan(number), partial(group.models, number)) for number, run in enumerate(runs)]
 
 
 def _stopped(runs: Sequence[RecordedRun]) -> Stopped:

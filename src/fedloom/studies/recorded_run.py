@@ -2,20 +2,31 @@
 
 import dataclasses
 import logging
+from collections.abc import Callable, Iterator
 from functools import partial
+
+import numpy as np
 
 from fedloom.config.resolve import Config, describe
 from fedloom.core.task import Task
+from fedloom.core.tree import Tree
 from fedloom.engine.client_store import MemoryStore, make_store
+from fedloom.engine.cohort import global_slot
 from fedloom.engine.driver import Round
 from fedloom.engine.plan import Plan
 from fedloom.engine.simulation import Simulation
+from fedloom.runs import final
 from fedloom.runs.directory import RunDirectory
+from fedloom.runs.models import models_writer, portable
 from fedloom.runs.records import Records, Row
+from fedloom.storage.files import Writer, tensors_writer
+from fedloom.storage.trees import named
 from fedloom.studies.build import eval_client_ids, eval_unseen_ids
-from fedloom.studies.result import Result, make_result
+from fedloom.studies.result import Result, best_on_validation, make_result
 
 log = logging.getLogger("fedloom")
+
+Models = Callable[[bool], Iterator[tuple[np.ndarray, Tree]]]  # after the last (False) or best (True) round, in blocks
 
 
 class RecordedRun:
@@ -32,12 +43,16 @@ class RecordedRun:
         """Make the initial state."""
         s, data, directory = self.config.settings, self.task.data, self.directory
         folder, unverified = (directory.store, directory.unverified) if directory is not None else (None, False)
+        store = partial(make_store, kind=s.store, folder=folder, unverified=unverified)
+        best_store = partial(make_store, kind=s.store, folder=None if folder is None else folder / "best")
+        has_validation = data.splits["val"].sizes[: data.clients].any()
         self.simulation = Simulation(
             self.config.algorithm,
             self.task,
             s.seed,
             eval_client_ids=eval_client_ids(s, data),
-            make_store=partial(make_store, kind=s.store, folder=folder, unverified=unverified),
+            make_store=store,
+            make_best_store=best_store if s.keep == "best" and has_validation else None,
             unseen=eval_unseen_ids(s, data),
             join_rounds=s.join_rounds,
             screening=s.screening,
@@ -49,22 +64,41 @@ class RecordedRun:
 
     def bytes_in_memory(self) -> int:
         """Memory of the private state of all clients."""
-        store, size = self.simulation.store, self.simulation.clients.bytes_per_client
-        return len(store) * size if isinstance(store, MemoryStore) else 0
+        stores, size = self.simulation.stores, self.simulation.clients.bytes_per_client
+        return sum(len(store) * size for store in stores if isinstance(store, MemoryStore))
 
     def begin(self, plan: Plan, up_to: int | None) -> None:
         """Continue from the newest checkpoint, if possible from none after round `up_to`."""
         if self.directory is not None:
             self.records = self.directory.begin(self.simulation, plan, up_to)
+            self.records.drop_unevaluated(self.evaluates)
         self.done = self.simulation.t
+        if self.simulation.driver.best is None:
+            self._keep_best()  # a finished run that is given more rounds: its last round may have been the best
 
-    def add(self, done: Round) -> Row | None:
-        """Record a round; returns its row if it was evaluated."""
-        row = self.records.add(done)
+    def evaluates(self, done: int) -> bool:
+        """True if models are evaluated when so many rounds are done."""
+        s = self.config.settings
+        return done % s.eval_every == 0 or done == s.rounds
+
+    def add(self, done: Round, planning: float = 0.0) -> Row | None:
+        """Record a round, and the seconds of planning before it; returns its row if it was evaluated."""
+        row = self.records.add(done, planning)
+        self.done = self.simulation.t
         if row is not None:
             row |= self.config.algorithm.report_round(self.records.rounds)
-        self.done = self.simulation.t
+            self._keep_best()
         return row
+
+    def _keep_best(self) -> None:
+        """Keep the models of the last round if none was better on validation data. The last round of a run that is not
+        one of those that are evaluated anyway is left out, because it is not evaluated if the run gets more rounds."""
+        rounds = self.records.rounds
+        if not rounds or rounds[-1]["round"] != self.done or self.done % self.config.settings.eval_every:
+            return
+        for view in ("pre", "global"):
+            if best_on_validation(rounds, view) is rounds[-1]:
+                self.simulation.keep_best(view)
 
     @property
     def ended(self) -> bool:
@@ -73,13 +107,38 @@ class RecordedRun:
             return True
         return bool(self.records.rounds) and self.config.algorithm.should_stop(self.records.rounds)
 
-    def result(self, plan: Plan) -> Result:
-        """The results; in a directory, the final files are written."""
+    def result(self, plan: Plan, models: Models) -> Result:
+        """The results; in a directory, the final files are written. `models` computes the models of all clients."""
         found = make_result(describe(self.config), plan.record(), self.partition, self.records)
         if found.all_diverged:
             log.warning("All clients diverged%s, so the results mean nothing; use a smaller lr.", self.label)
         if self.directory is None:
-            state = self.simulation.server, self.simulation.store.everyone()["own"]
-            return dataclasses.replace(found, state=state)
-        self.directory.finish(self.simulation, found.summary())
+            return dataclasses.replace(found, simulation=self.simulation)
+        files = self._final_files(models)
+        kept = {file for file in final.MODELS if self._stays(file)}
+        self.directory.finish(files, set(final.MODELS) - set(files) - kept, found.summary())
         return dataclasses.replace(found, folder=self.directory.path)
+
+    def _final_files(self, models: Models) -> dict[str, Writer]:
+        """The files of the final state and of the models that are kept."""
+        run, keep = self.simulation, self.config.settings.keep
+        if keep == "none":
+            return {}
+        files, clients = final.state_files(run), self.task.data.clients + self.task.data.held_out
+        files[final.models_name(False)] = models_writer(clients, lambda: models(False), run.t)
+        if run.driver.best is not None and run.driver.best.t != run.t:
+            files[final.models_name(True)] = models_writer(clients, lambda: models(True), run.driver.best.t)
+        for best in (False, True):
+            found = run.driver.global_model(best)
+            if found is not None and best == (found.t != run.t):
+                slot = global_slot(run.alg, run.task, found.params, found.stats)
+                files[final.global_name(best)] = tensors_writer(named(portable(slot)), {"round": found.t})
+        return files
+
+    def _stays(self, file: str) -> bool:
+        """True for the models of the best round of a run that was given more rounds, if none of them was better."""
+        best = {final.models_name(True): "pre", final.global_name(True): "global"}
+        if file not in best or not self.records.rounds:
+            return False
+        row = best_on_validation(self.records.rounds, best[file])
+        return row["round"] != self.done

@@ -1,5 +1,6 @@
 """The results of a run, from memory or from its directory."""
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,10 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedloom.config.files import ConfigDict
+from fedloom.core.algorithm import Algorithm
+from fedloom.core.errors import UserError, nearest, shown
 from fedloom.core.tree import Tree
+from fedloom.engine.simulation import Simulation
 from fedloom.metrics.scores import convergence_round
 from fedloom.runs.directory import RunDirectory
 from fedloom.runs.records import Records, Row
+from fedloom.studies.client_model import ClientModel
+from fedloom.studies.models import Models, ModelsInMemory, ModelsOnDisk, When, client_index
 
 VIEWS = ("pre", "post", "global")
 
@@ -35,7 +41,50 @@ class Result:
     reports: pa.Table  # what the method reports, one row per round and client of its cohort; the server is client -1
     timings: list[Row]
     folder: Path | None = None
-    state: tuple[Tree, Tree] | None = field(default=None, repr=False)  # of server and clients, of a run in memory
+    simulation: Simulation | None = field(default=None, repr=False)  # of a run in memory
+    own: dict[str, Any] = field(default_factory=dict, repr=False)  # algorithm and model that were made in Python
+
+    def model(self, client: int | str, when: When = "best") -> ClientModel:
+        """The model that a client predicts with, as a `torch.nn.Module` in evaluation mode.
+
+        Args:
+            client: its number or its name.
+            when: after the round that is best on validation data, as tables rank it, or after the last one.
+
+        A client that was held out gets the model with which it joins. The module takes what the client has: a row of
+        its table, a picture, a text, or a tensor.
+
+        >>> import fedloom
+        >>> model = fedloom.run("fedrep", rounds=3, clients=5).model(0)
+        >>> model.predict([[0.0] * 64])  # doctest: +SKIP
+        ['4']
+        """
+        best = self._other_round(when, "pre")
+        i = client_index(client, self.models)
+        return self.models.architecture().module(self.models.client(i, best))
+
+    def global_model(self, when: When = "best") -> ClientModel:
+        """The global model, with the mean of the clients' running statistics, as `model` returns those of clients."""
+        best = self._other_round(when, "global")
+        found = self.models.shared(best)
+        if found is None:
+            raise UserError(f"{self.config['algorithm']['name']} has no global model; ask for the model of a client.")
+        # the base class predicts by the head, as global models do
+        return dataclasses.replace(self.models.architecture(), algorithm=Algorithm()).module(found)
+
+    def _other_round(self, when: str, view: str) -> bool:
+        """True if the models that are asked for are of another round than the last."""
+        if when not in ("best", "last"):
+            raise UserError(f"when cannot be '{shown(when)}'; {nearest(str(when), ('best', 'last'))}")
+        return when == "best" and self.best_on_validation(view)["round"] != self.last()["round"]
+
+    @cached_property
+    def models(self) -> Models:
+        """Where the weights of all models are."""
+        if self.simulation is not None:
+            return ModelsInMemory(self.simulation)
+        assert self.folder is not None
+        return ModelsOnDisk(RunDirectory(self.folder), self.config, self.own)
 
     @property
     def server(self) -> Tree:
@@ -49,15 +98,15 @@ class Result:
 
     @cached_property
     def _final(self) -> tuple[Tree, Tree]:
-        if self.state is not None:
-            return self.state
+        if self.simulation is not None:
+            return self.simulation.server, self.simulation.store.everyone()["own"]
         assert self.folder is not None
         return RunDirectory(self.folder).final()
 
     @property
     def seconds(self) -> float:
-        """Time of all rounds, training and evaluation."""
-        return sum(row["train_seconds"] + row["eval_seconds"] for row in self.timings)
+        """Time of planning and of all rounds, training and evaluation."""
+        return sum(v for row in self.timings for name, v in row.items() if name != "round" and v is not None)
 
     def last(self) -> Row:
         """The last evaluated round."""
@@ -66,20 +115,12 @@ class Result:
     def best_on_validation(self, view: str = "pre") -> Row:
         """The evaluated round with the highest mean validation accuracy; among equals, which are frequent with few
         samples, the one with the lowest validation loss."""
-        return self._best(f"{view}_val_acc_mean", f"{view}_val_loss")
+        return best_on_validation(self.rounds, view)
 
     def best_on_test(self, view: str = "pre") -> Row:
         """The round with the highest mean test accuracy. Most papers report it, but it is selected on the numbers that
         it shows, so never quote it alone."""
-        return self._best(f"{view}_acc_mean")
-
-    def _best(self, column: str, loss: str | None = None) -> Row:
-        scored = [row for row in self.rounds if row.get(column) is not None]
-        if not scored:
-            return self.rounds[-1]
-        return max(
-            scored, key=lambda row: (row[column], -row[loss] if loss and math.isfinite(row[loss]) else -math.inf)
-        )
+        return _best(self.rounds, f"{view}_acc_mean")
 
     def convergence_round(self, view: str = "pre") -> int:
         """The first evaluated round whose accuracy, averaged over the ten evaluated rounds up to it, is within 0.1
@@ -115,15 +156,23 @@ class Result:
         return found
 
 
-def load(folder: str | Path) -> Result:
-    """The results in a run directory; for a run that is not finished, what is recorded so far.
+def best_on_validation(rounds: list[Row], view: str) -> Row:
+    """See `Result.best_on_validation`."""
+    return _best(rounds, f"{view}_val_acc_mean", f"{view}_val_loss")
 
-    >>> import fedloom
-    >>> result = fedloom.load("runs/ditto-digits-1")  # doctest: +SKIP
-    """
-    directory = RunDirectory(Path(folder))
+
+def _best(rounds: list[Row], column: str, loss: str | None = None) -> Row:
+    scored = [row for row in rounds if row.get(column) is not None]
+    if not scored:
+        return rounds[-1]
+    return max(scored, key=lambda row: (row[column], -row[loss] if loss and math.isfinite(row[loss]) else -math.inf))
+
+
+def load_run(folder: Path, own: dict[str, Any] | None = None) -> Result:
+    """The results in a run directory; `own` may have the algorithm and the model, if they were made in Python."""
+    directory = RunDirectory(folder)
     config, plan, partition, records = directory.contents()
-    return make_result(config, plan, partition, records, folder=directory.path)
+    return make_result(config, plan, partition, records, folder=directory.path, own=own or {})
 
 
 def make_result(config: ConfigDict, plan: dict[str, Any], partition: str, records: Records, **more: Any) -> Result:

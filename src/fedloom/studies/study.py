@@ -84,10 +84,7 @@ class Study:
 
     def path(self, folder: Path | None, place: int) -> Path | None:
         """The directory of a run."""
-        name = re.sub(r"[^\w.,=+-]", "_", self.names[place])
-        if len(name.encode()) > LONGEST_NAME:
-            name = f"{name[:50]}-{zlib.crc32(self.names[place].encode()):08x}"
-        return None if folder is None else folder / "runs" / name / f"seed-{self.runs[place].settings.seed}"
+        return None if folder is None else run_folder(folder, self.names[place], self.runs[place].settings.seed)
 
     def execute(
         self, folder: Path | None, data: Federation, on_group: OnGroup | None = None
@@ -100,6 +97,14 @@ class Study:
             yield from zip(
                 group, execute_group(configs, out=folders, resume=resume, on_round=on_round, data=data), strict=True
             )
+
+
+def run_folder(study: Path, name: str, seed: int) -> Path:
+    """The directory of a run of a study."""
+    short = re.sub(r"[^\w.,=+-]", "_", name)
+    if len(short.encode()) > LONGEST_NAME:
+        short = f"{short[:50]}-{zlib.crc32(name.encode()):08x}"
+    return study / "runs" / short / f"seed-{seed}"
 
 
 def stackable_groups(configs: Sequence[Config]) -> list[list[int]]:

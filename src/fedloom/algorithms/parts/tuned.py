@@ -34,6 +34,9 @@ class Tuned(Algorithm):
         if self.lr_min > self.lr_max:
             raise UserError(f"lr_min={self.lr_min:g} is above lr_max={self.lr_max:g}; set lr_min or lr_max.")
 
+    def depends_on_rounds(self, task):
+        return "the size of the agents' replay memory" if self.replay > task.rounds else ""
+
     def agent(self, task, states, actions, **noise):
         capacity = min(self.replay, task.rounds)  # a run has no more transitions than rounds
         return DDPG(

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import UserError
+from fedloom.core.preprocessing import Vocabulary
 from fedloom.core.settings import setting
 from fedloom.data.dataset import Dataset, RawDataset, Source, locate
-from fedloom.data.text import basic_english, padded, read_text, vocabulary
+from fedloom.data.text import basic_english, encode_tokens, read_text, text_preprocessing, vocabulary
 
 SPECIALS = ("<pad>", "<cls>", "<unk>", "<eos>")
 PAD, CLS, UNK, _ = range(4)
@@ -47,15 +48,16 @@ class AgNews(Dataset):
         folder, layout = locate(type(self), data_dir, LAYOUTS)
         parts = [READERS[layout.rpartition("/")[2]](folder / file) for file in LAYOUTS[layout]]
         tokens = [basic_english(text) for _, texts in parts for text in texts]
-        ids = vocabulary(tokens, SPECIALS, self.words)
-        rows = [[CLS, *(ids.get(word, UNK) for word in text[: self.length])] for text in tokens]
+        words = tuple(vocabulary(tokens, SPECIALS, self.words))
+        saved = Vocabulary(words, "basic_english", self.length, unknown=UNK, padding=PAD, start=CLS)
         train, test = (len(topics) for topics, _ in parts)
         return RawDataset(
-            padded(rows, self.length, PAD),
+            encode_tokens(tokens, saved),
             np.array(parts[0][0] + parts[1][0], dtype=np.int64),
             classes=TOPICS,
             official_test=np.arange(train, train + test),
-            vocab=len(ids),
+            vocab=len(words),
+            preprocessing=text_preprocessing(saved, tuple(map(str, range(TOPICS)))),
             notes=_note("training", train, SIZES["train"]) + _note("test", test, SIZES["test"]),
         )
 

@@ -88,7 +88,7 @@ def _has_test_split(samples: Samples) -> bool:
 
 def default_model(samples: Samples) -> str:
     """The name of the model that is used for such samples unless another is set."""
-    if samples.vocab is not None:
+    if samples.preprocessing.token_ids is not None:
         return "fasttext"
     if samples.kind == "image":
         side = min(samples.x.shape[2:])

@@ -1,7 +1,6 @@
 """Shakespeare: the next character in what a role says. A client is a speaking role."""
 
 import random
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,13 +11,15 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.core.keys import rng, stream
+from fedloom.core.preprocessing import Vocabulary
 from fedloom.core.settings import setting
 from fedloom.data.dataset import Dataset, RawDataset, Source, locate
-from fedloom.data.text import read_json, windows
+from fedloom.data.text import characters, read_json, text_preprocessing, windows
 
 # LEAF's character set; other characters are encoded as its last one
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-CODES = np.full(128, len(CHARACTERS) - 1, dtype=np.uint8)
+UNKNOWN = len(CHARACTERS) - 1
+CODES = np.full(128, UNKNOWN, dtype=np.uint8)
 CODES[[ord(c) for c in CHARACTERS]] = np.arange(len(CHARACTERS))
 LENGTH = 80
 TRAIN_SHARE = 0.8  # of a role's windows are for training in LEAF; the server's windows come after them
@@ -85,6 +86,7 @@ class Shakespeare(Dataset):
                 selected.append((x[start : start + size : self.stride], y[start : start + size : self.stride]))
         ends = np.cumsum([0, *(len(y) for _, y in local)])
         x, y = (np.concatenate(values).astype(np.int64) for values in zip(*local, *server, strict=True))
+        words = tuple(CHARACTERS)
         return RawDataset(
             x,
             y,
@@ -92,7 +94,8 @@ class Shakespeare(Dataset):
             natural=tuple(np.arange(a, b) for a, b in pairwise(ends)),
             server=np.arange(ends[-1], len(y)) if self.server_windows else None,
             ordered=True,
-            vocab=len(CHARACTERS),
+            vocab=len(words),
+            preprocessing=text_preprocessing(Vocabulary(words, "characters", self.length, unknown=UNKNOWN), words),
             notes=self._notes(layout),
         )
 
@@ -126,8 +129,8 @@ def _encode(text: str) -> np.ndarray:
 
 
 def _windows_of_speeches(speeches: dict[str, list[str]], length: int) -> Roles:
-    """Windows over all speeches of every role; line ends and repeated spaces become one space, as in LEAF."""
-    texts = {name: re.sub("  +", " ", "\n".join(of_role).replace("\n", " ")) for name, of_role in speeches.items()}
+    """Windows over all speeches of every role."""
+    texts = {name: "".join(characters("\n".join(of_role))) for name, of_role in speeches.items()}
     return {name: windows(_encode(text), length) for name, text in texts.items()}
 
 

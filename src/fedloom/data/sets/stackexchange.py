@@ -39,7 +39,7 @@ class StackExchange(Dataset):
             if len(tokens) >= self.min_sentences:
                 users.append(tokens)
             if len(users) == clients:
-                return next_words(users, self.words, self.length)
+                return next_words(users, self.words, self.length, "basic_english")
         raise too_few(len(users), clients, self.min_sentences)
 
 

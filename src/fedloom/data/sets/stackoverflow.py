@@ -47,7 +47,7 @@ class StackOverflow(Dataset):
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         """Read the sentences of the first `clients` users that have enough of them."""
         folder, _ = locate(type(self), data_dir, LAYOUTS)
-        return next_words(_users(folder / FILE, clients, self.min_sentences), self.words, self.length)
+        return next_words(_users(folder / FILE, clients, self.min_sentences), self.words, self.length, "spaces")
 
 
 def _users(path: Path, clients: int, min_sentences: int) -> list[list[list[str]]]:

@@ -15,10 +15,10 @@ from fedloom.data.divide import Shares, divide, validated
 from fedloom.data.limits import check_npz
 from fedloom.data.partitions import PARTITIONS, Natural, Partition
 from fedloom.data.user_data.categorical import Categorical, check_classes, encode_classes, encode_clients, encode_splits
-from fedloom.data.user_data.issues import Issues, Origin, error_text, join_names
+from fedloom.data.user_data.issues import Issues, Origin, SampleOrigin, error_text, join_names
 from fedloom.data.user_data.layout import File
 from fedloom.data.user_data.leaks import LeakDetector, report_leaks
-from fedloom.data.user_data.samples import Samples
+from fedloom.data.user_data.samples import Samples, array_preprocessing
 
 if TYPE_CHECKING:
     from fedloom.data.sets.own import OwnData
@@ -42,7 +42,7 @@ def samples_from_arrays(files: Sequence[File], layout: str, options: OwnData, is
     read: dict[str, list[np.ndarray]] = {name: [] for name in ARRAY_NAMES}
     for file in files:
         try:
-            arrays = _read(file, issues)
+            arrays = read_arrays(file, ("x", "y"), issues)
             if read["x"] and arrays["x"].shape[1:] != read["x"][0].shape[1:]:
                 shapes = arrays["x"].shape[1:], read["x"][0].shape[1:]
                 raise UserError(f"{file.path}: samples have the shape {shapes[0]}, but {shapes[1]} in {where(0)}.")
@@ -74,11 +74,11 @@ def samples_from_arrays(files: Sequence[File], layout: str, options: OwnData, is
         detector = LeakDetector(y, x.shape[1])
         leaks = [f"x[:, {c}]" for c, values in enumerate(x.T) if detector.determines(values)]
         report_leaks(leaks, "of x", issues)
-    samples = Samples(kind, x, y, classes, where, scaling=scaling, vocab=vocab, **attributes)
-    return samples.usable("'y'", issues)
+    made = array_preprocessing(x, classes, vocab)
+    return Samples(kind, x, y, classes, where, made, scaling=scaling, **attributes).usable("'y'", issues)
 
 
-def _read(file: File, issues: Issues) -> dict[str, np.ndarray]:
+def read_arrays(file: File, needed: tuple[str, ...], issues: Issues) -> dict[str, np.ndarray]:
     """The arrays of a file, with the split of its path and, unless it has an array for it, the client of its path."""
     path = file.path
     arrays: dict[str, np.ndarray] = {}
@@ -89,7 +89,7 @@ def _read(file: File, issues: Issues) -> dict[str, np.ndarray]:
             if not isinstance(npz, np.lib.npyio.NpzFile):
                 raise ValueError("it is a single array")
             names = list(npz.files)
-            if missing := [name for name in ("x", "y") if name not in names]:
+            if missing := [name for name in needed if name not in names]:
                 raise UserError(f"{path} has no array '{missing[0]}'; {nearest(missing[0], names)}")
             for name in names:
                 if name in ARRAY_NAMES:
@@ -107,7 +107,7 @@ def _read(file: File, issues: Issues) -> dict[str, np.ndarray]:
     if others := [name for name in names if name not in ARRAY_NAMES]:
         issues.remark("ignored", f"{path}: arrays that are not used: {join_names(others)}.")
     _check_shapes(path, arrays)
-    n = len(arrays["y"])
+    n = len(arrays["x"])
     if file.client is not None and "client" not in arrays:
         arrays["client"] = np.full(n, file.client)
     if file.split is not None:
@@ -117,7 +117,7 @@ def _read(file: File, issues: Issues) -> dict[str, np.ndarray]:
 
 def _check_shapes(path: Path | str, arrays: dict[str, np.ndarray]) -> None:
     """Raise a UserError unless x holds numbers, and the other arrays one value per sample."""
-    x, y = arrays["x"], arrays["y"]
+    x, y = arrays["x"], arrays.get("y")
     if x.ndim < 2 or x.dtype.kind not in "biuf":
         raise UserError(f"{path}: x must hold numbers, a row or more dimensions per sample, not {x.dtype} {x.shape}.")
     for name, values in arrays.items():
@@ -127,7 +127,7 @@ def _check_shapes(path: Path | str, arrays: dict[str, np.ndarray]) -> None:
             raise UserError(f"{path} has {len(x)} samples in x, but {len(values)} in {name}.")
     if not len(x) or not x[0].size:
         raise UserError(f"{path} has no samples.")
-    if y.dtype.kind not in "biufUS":
+    if y is not None and y.dtype.kind not in "biufUS":
         raise UserError(f"{path}: y must hold classes, numbers or words, not {y.dtype}.")
 
 
@@ -153,22 +153,14 @@ def _prepare(
     if kind == "image":
         if x.ndim == 3:
             x = x[:, None]
-        elif x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+        elif x.ndim == 4 and channels_last(x.shape[1:]):
             issues.remark("channels", f"Pictures {x.shape[1:]} have their channels last; they are put first.")
             x = x.transpose(0, 3, 1, 2)
         if x.ndim != 4:
             raise UserError(f"kind=image needs x of shape samples, channels, height, width, not {x.shape}.")
         if x.dtype == np.uint8:
             return kind, np.ascontiguousarray(x), None, None
-    values = x.astype(np.float64)
-    with np.errstate(over="ignore"):
-        invalid = ~np.isfinite(values.astype(np.float32)).reshape(len(x), -1).all(1)
-    if invalid.any():
-        issues.problem(
-            "infinite",
-            f"{where(int(invalid.argmax()))}: x has a value that is not a finite number; correct it or leave it out.",
-        )
-        values[invalid] = 0
+    values = finite_numbers(x, where, issues)
     axis = 1 if kind == "image" else -1
     if kind == "table":
         values = values.reshape(len(x), -1)
@@ -178,6 +170,25 @@ def _prepare(
             issues.remark("constant", f"Columns of x that are the same everywhere: {names}.")
     scaling = Scaling(np.ones(values.shape[axis], dtype=bool), axis) if options.normalise else None
     return kind, values if scaling else values.astype(np.float32), scaling, None
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether the last axis of a picture must be its channels, because the first cannot be."""
+    return shape[-1] in (1, 3) and shape[0] not in (1, 3)
+
+
+def finite_numbers(x: np.ndarray, where: Origin, issues: Issues) -> np.ndarray:
+    """The samples in float64. One with a number that is not finite is reported, and becomes 0."""
+    values = x.astype(np.float64)
+    with np.errstate(over="ignore"):
+        invalid = ~np.isfinite(values.astype(np.float32)).reshape(len(x), -1).all(1)
+    if invalid.any():
+        issues.problem(
+            "infinite",
+            f"{where(int(invalid.argmax()))}: x has a value that is not a finite number; correct it or leave it out.",
+        )
+        values[invalid] = 0
+    return values
 
 
 def federation(
@@ -215,7 +226,7 @@ def federation(
     if clients is not None:
         arrays["client"] = np.asarray(clients)
     _check_shapes("federation(x, y)", arrays)
-    where, issues = _ArrayOrigin(len(arrays["x"])), Issues()
+    where, issues = SampleOrigin(len(arrays["x"])), Issues()
     ids, classes = encode_classes(Categorical.from_array(arrays["y"]), where, "its class", issues)
     check_classes(ids, classes, "y")
     natural: tuple[np.ndarray, ...] | None = None
@@ -231,23 +242,12 @@ def federation(
     elif not pixels:
         values = values.astype(np.float64 if normalise else np.float32)
     scaling = Scaling(np.ones(values.shape[-1], dtype=bool)) if normalise and not pixels and vocab is None else None
+    made = array_preprocessing(values, classes, vocab)
     raw = RawDataset(
-        values, ids, len(classes), natural=natural, mean=(0.5,) if pixels else (0.0,),
-        std=(0.5,) if pixels else (1.0,), vocab=vocab, scaling=scaling, class_names=classes, client_names=names,
-        notes=issues.notes(),
+        values, ids, len(classes), natural=natural, mean=made.mean, std=made.std, vocab=vocab, scaling=scaling,
+        class_names=classes, client_names=names, notes=issues.notes(), preprocessing=made,
     )  # fmt: skip
     scheme = partition if partition is not None else "dirichlet_class" if clients is None else Natural()
     data = divide(raw, PARTITIONS[scheme]() if isinstance(scheme, str) else scheme, count, split=split, seed=seed)
     validated(data)  # raises a mistake now; columns are scaled when it is known which clients are held out
     return data
-
-
-class _ArrayOrigin(Origin):
-    """The origin of samples that were given in Python: their number."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__()
-        self.add("sample", np.arange(n), n)
-
-    def __call__(self, i: int) -> str:
-        return f"Sample {i}"

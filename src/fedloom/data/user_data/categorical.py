@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -77,17 +78,42 @@ def encode_classes(
     values: dict[str, Any] = {text: text for text in texts if text}
     if values and all(FRACTION.fullmatch(text) for text in values):
         for code, text in enumerate(texts):
-            if text and not WHOLE.fullmatch(text) and not float(text).is_integer():
+            if text and _whole_number(text) is None:
                 raise UserError(
                     f"{where(coded.first_row(code))}: {what} is {shorten(text)}, a number with a fraction, but FedLoom "
                     "learns classes; turn it into a few, such as low and high."
                 )
-        values = {text: int(text) if WHOLE.fullmatch(text) else int(float(text)) for text in values}
+        values = {text: _whole_number(text) for text in values}
     ordered = sorted(set(values.values()))
     index = {name: i for i, name in enumerate(ordered)}
     ids = coded.map_categories([index[values[text]] if text else -1 for text in texts])
     _report_missing(ids, where, f"{what} is empty", issues)
     return ids, tuple(str(name) for name in ordered)
+
+
+def match_classes(coded: Categorical, names: tuple[str, ...], where: Origin, what: str, issues: Issues) -> np.ndarray:
+    """The class index of every new sample among the classes that a model knows; -1 for none, and for others, of which a
+    warning says so."""
+    texts = [_as_text(value).strip() for value in coded.categories]
+    indices = class_indices(texts, names)
+    if unknown := [code for code, i in enumerate(indices) if i < 0 and texts[code]]:
+        first = where(min(coded.first_row(code) for code in unknown))
+        found = join_names([texts[code] for code in unknown])
+        issues.warn("class", f"{first}: {what} is none of the model's classes, {join_names(names)}, but {found}.")
+    return coded.map_categories(indices)
+
+
+def class_indices(texts: Sequence[str], names: tuple[str, ...]) -> list[int]:
+    """The index of every text among the names of classes, -1 if it is none; 3.0 is the class 3."""
+    index = {name: i for i, name in enumerate(names)}
+    if all(WHOLE.fullmatch(name) for name in names):
+        texts = [text if (number := _whole_number(text)) is None else str(number) for text in texts]
+    return [index.get(text, -1) for text in texts]
+
+
+def client_names(coded: Categorical) -> np.ndarray:
+    """The name of the client of every new sample, "" for none."""
+    return np.array([*(_as_text(value).strip() for value in coded.categories), ""])[coded.codes]
 
 
 def check_classes(ids: np.ndarray, names: tuple[str, ...], what: str) -> None:
@@ -130,6 +156,13 @@ def encode_splits(coded: Categorical, where: Origin, what: str, issues: Issues) 
     if (coded.codes < 0).any():
         issues.problem("split", f"{where(int((coded.codes < 0).argmax()))}: {what} is empty, not train, val or test.")
     return np.array([*words, ""])[coded.codes]
+
+
+def _whole_number(text: str) -> int | None:
+    """A text as a whole number, such as 3 or 3.0; None if it is none."""
+    if WHOLE.fullmatch(text):
+        return int(text)
+    return int(float(text)) if FRACTION.fullmatch(text) and float(text).is_integer() else None
 
 
 def _names(coded: Categorical, where: Origin, what: str, issues: Issues) -> list[str]:

@@ -62,8 +62,8 @@ def _statistics(samples: Samples) -> dict[str, Any]:
         "kind": samples.kind,
         "samples": len(samples.y),
         "shape": list(samples.x.shape[1:]),
-        "columns": list(samples.columns),
-        "vocabulary": samples.vocab,
+        "columns": _feature_names(samples),
+        "vocabulary": samples.preprocessing.token_ids,
         "classes": [
             {"class": name, "samples": int(n), "clients": int((counts[:, c] > 0).sum()) if names else None}
             for c, (name, n) in enumerate(zip(samples.classes, counts.sum(0), strict=True))
@@ -73,6 +73,18 @@ def _statistics(samples: Samples) -> dict[str, Any]:
         "model": default_model(samples),
         "partition": "natural" if names else "dirichlet_class",
     }
+
+
+def _feature_names(samples: Samples) -> list[str]:
+    """Names of the numbers of a row, such as "age" and "sex=f", or of the column of texts."""
+    made = samples.preprocessing
+    if made.vocabulary is not None:
+        return [str(made.content)]
+    return [
+        name
+        for column in made.columns
+        for name in ([column.name] if column.words is None else [f"{column.name}={shorten(w)}" for w in column.words])
+    ]
 
 
 def _add_remarks(samples: Samples, issues: Issues) -> None:

@@ -4,6 +4,7 @@ import io
 import math
 import warnings
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,25 +24,33 @@ class ImageSource(NamedTuple):
     """An encoded image and the name by which messages refer to it."""
 
     name: str
-    content: bytes | str  # the bytes of the file, or its path
+    content: bytes | str | Image.Image  # the bytes of the file, its path, or what is in it
+
+
+class Header(NamedTuple):
+    """What an image file says about its pixels."""
+
+    size: tuple[int, int]  # width, height
+    grey: bool
 
 
 def load_images(images: list[ImageSource], side: int | None, issues: Issues) -> tuple[np.ndarray, np.ndarray]:
-    """Decode images to uint8 [readable images, channels, height, width]; also returns which images could be read.
+    """Decode images of training data to uint8 [images, channels, height, width]; also returns which could be read.
 
     Args:
         images: the images.
         side: resize all images to side x side pixels; None if they have one size already.
         issues: where unreadable images and different sizes are reported.
     """
-    headers = [_read_header(image, issues) for image in images]
-    sizes = Counter(header[0] for header in headers if header is not None)
+    headers = [read_header(image, issues) for image in images]
+    sizes = Counter(header.size for header in headers if header is not None)
     if not sizes:
         raise UserError(f"{images[0].name} is not a picture that can be read, nor is any other.")
     common_size = sizes.most_common(1)[0][0]
     if len(sizes) > 1 and side is None:
         a, b = (
-            next(p.name for p, h in zip(images, headers, strict=True) if h and h[0] == size) for size in list(sizes)[:2]
+            next(p.name for p, h in zip(images, headers, strict=True) if h and h.size == size)
+            for size in list(sizes)[:2]
         )
         (wa, ha), (wb, hb) = list(sizes)[:2]
         issues.problem(
@@ -51,31 +60,49 @@ def load_images(images: list[ImageSource], side: int | None, issues: Issues) -> 
         )
         side = min(common_size)
     width, height = (side, side) if side is not None else common_size
-    grey = all(header[1] for header in headers if header is not None)
-    if not grey and any(header[1] for header in headers if header is not None):
+    grey = all(header.grey for header in headers if header is not None)
+    if not grey and any(header.grey for header in headers if header is not None):
         issues.remark("channels", "Some pictures are grey and some in colour; all are used in colour.")
-    shape = (sum(header is not None for header in headers), 1 if grey else 3, height, width)
-    if math.prod(shape) > memory_limit():
+    readable = np.array([header is not None for header in headers])
+    return decode_images(images, readable, (1 if grey else 3, height, width), issues)
+
+
+def decode_images(
+    images: list[ImageSource], readable: np.ndarray, shape: tuple[int, int, int], issues: Issues
+) -> tuple[np.ndarray, np.ndarray]:
+    """Decode those images that are readable to uint8 [images, *shape]; also returns which could be decoded.
+
+    Args:
+        images: the images.
+        readable: which of them have a header that can be read.
+        shape: channels, height and width that all are brought to.
+        issues: where damaged images are reported.
+    """
+    channels, height, width = shape
+    size = len(images) * math.prod(shape)
+    if size > memory_limit():
         raise UserError(
-            f"{shape[0]} pictures of {width}x{height} pixels take {math.prod(shape) / 2**30:.1f} GiB, over half of the "
-            "free memory; set resize=64 or so."
+            f"{len(images)} pictures of {width}x{height} pixels take {size / 2**30:.1f} GiB, over half of the free "
+            "memory; set resize=64 or so."
         )
-    x, readable = np.zeros(shape, dtype=np.uint8), np.zeros(len(images), dtype=bool)
-    count = 0
-    for i, (image, header) in enumerate(zip(images, headers, strict=True)):
-        pixels = None if header is None else _pixels(image, grey, (width, height), issues)
+    x, decoded = np.zeros((len(images), *shape), dtype=np.uint8), readable.copy()
+    for i in np.flatnonzero(readable):
+        pixels = _pixels(images[i], channels == 1, (width, height), issues)
+        decoded[i] = pixels is not None
         if pixels is not None:
-            x[count], readable[i], count = pixels, True, count + 1
-    return x[:count], readable
+            x[i] = pixels
+    return x, decoded
 
 
-def _open(image: ImageSource) -> Image.Image:
+def _open(image: ImageSource) -> AbstractContextManager[Image.Image]:
     content = image.content
+    if isinstance(content, Image.Image):
+        return nullcontext(content)
     return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=IMAGE_FORMATS)
 
 
-def _read_header(image: ImageSource, issues: Issues) -> tuple[tuple[int, int], bool] | None:
-    """Size, and whether the image is grey, without decoding it; None if it cannot be read."""
+def read_header(image: ImageSource, issues: Issues) -> Header | None:
+    """The header of an image, without decoding it; None if it cannot be read."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -92,7 +119,7 @@ def _read_header(image: ImageSource, issues: Issues) -> tuple[tuple[int, int], b
     if mode not in GREY_MODES and mode not in COLOUR_MODES:
         issues.problem("unreadable", f"{image.name} has pixels of a kind ({mode}) other than 8 bits; convert it.")
         return None
-    return size, mode in GREY_MODES
+    return Header(size, mode in GREY_MODES)
 
 
 def _pixels(image: ImageSource, grey: bool, size: tuple[int, int], issues: Issues) -> np.ndarray | None:

@@ -87,6 +87,17 @@ class Origin:
         return selected
 
 
+class SampleOrigin(Origin):
+    """The origin of samples that were given in Python: their number."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.add("sample", np.arange(n), n)
+
+    def __call__(self, i: int) -> str:
+        return f"Sample {i}"
+
+
 def printable(text: str) -> str:
     """The text on one line, with escape sequences for what cannot be printed."""
     return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -18,6 +18,7 @@ TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".pq")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
 ARRAYS = (".npz",)
 KINDS = {"table": TABLES, "image": IMAGES, "array": ARRAYS}
+NOUNS = {"table": "table", "image": "picture", "array": "file of arrays"}
 READABLE = "CSV (.csv, .tsv), Parquet (.parquet), NumPy (.npz) and pictures (.png, .jpg)"
 SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
@@ -64,14 +65,17 @@ def file_kind(path: Path) -> str | None:
     return next((kind for kind, suffixes in KINDS.items() if name.endswith(suffixes)), None)
 
 
-def detect_layout(path: Path, issues: Issues) -> Layout:
-    """Find the files at a path, and the client, class and split that each stands for."""
+def detect_layout(path: Path, issues: Issues, labelled: bool = True) -> Layout:
+    """Find the files at a path, and the client, class and split that each stands for.
+
+    Pictures must be in folders of their classes if they are `labelled`; otherwise their folders are not looked at.
+    """
     status = _read_status(path)
     if not stat.S_ISDIR(status.st_mode):
         kind = file_kind(path)
-        if kind is None or kind == "image":
+        if kind is None or (kind == "image" and labelled):
             raise UserError(f"{path} is not a file that FedLoom reads; it reads {READABLE}, and folders of them.")
-        return Layout(kind, (File(path, ()),), f"one {'table' if kind == 'table' else 'file of arrays'}")
+        return Layout(kind, (File(path, ()),), f"one {NOUNS[kind]}")
     if any(os.path.isfile(path / name) for name in ("dataset_dict.json", "state.json", "dataset_info.json")):
         return Layout("huggingface", (File(path, ()),), "a Hugging Face data set on disk")
     files, empty, others = _find_files(path, issues)
@@ -95,9 +99,10 @@ def detect_layout(path: Path, issues: Issues) -> Layout:
     kind = next(iter(kinds))
     assert kind is not None
     files, split = _assign_splits(files)
-    about, files = (
-        _assign_image_folders(path, files, issues) if kind == "image" else _assign_clients(kind, files, issues)
-    )
+    if kind != "image":
+        about, files = _assign_clients(kind, files, issues)
+    else:
+        about, files = _assign_image_folders(path, files, issues) if labelled else ("pictures", files)
     return Layout(kind, tuple(files), about + (", folders for training and test" if split else ""))
 
 
@@ -232,7 +237,7 @@ def _first_part(file: File) -> str:
 def _assign_clients(kind: str, files: list[File], issues: Issues) -> tuple[str, list[File]]:
     """The files with the client that the first part of their path names, and the layout in words. A single file has no
     client."""
-    noun = "table" if kind == "table" else "file of arrays"
+    noun = NOUNS[kind]
     names = {_first_part(file) for file in files}
     if len(names) == 1 and not any(len(file.parts) and file.parts[0] for file in files):
         return f"one {noun}", files

@@ -13,7 +13,7 @@ from fedloom.data.user_data.categorical import Categorical, encode_classes, enco
 from fedloom.data.user_data.images import ImageSource, load_images
 from fedloom.data.user_data.issues import Issues, Origin, shorten
 from fedloom.data.user_data.layout import Layout, detect_layout, short_path
-from fedloom.data.user_data.samples import Samples
+from fedloom.data.user_data.samples import Samples, array_preprocessing
 from fedloom.data.user_data.tables import Sheet, read_huggingface, read_table
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def _read_images(layout: Layout, options: OwnData, issues: Issues) -> Samples:
         owners = Categorical.from_array(np.array([file.client for file in files]))
         client, names = encode_clients(owners, where, "the client", issues)
     split = np.array([file.split for file in files]) if files[0].split is not None else None
-    samples = Samples("image", x, y, classes, where, layout.about, client=client, clients=names, split=split)
+    x = x if readable.all() else x[readable]
+    made = replace(array_preprocessing(x, classes), resize=options.resize is not None)
+    samples = Samples("image", x, y, classes, where, made, layout.about, client=client, clients=names, split=split)
     return samples.usable("the folder", issues)
 
 

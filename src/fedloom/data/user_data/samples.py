@@ -8,6 +8,7 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Scaling
+from fedloom.core.preprocessing import Preprocessing, preprocessing_of_arrays
 from fedloom.data.dataset import RawDataset
 from fedloom.data.user_data.categorical import check_classes
 from fedloom.data.user_data.issues import Issues, Origin, shorten
@@ -22,13 +23,12 @@ class Samples:
     y: np.ndarray  # index of the class, -1 if it is unknown
     classes: tuple[str, ...]  # names
     where: Origin  # file and row of every sample
+    preprocessing: Preprocessing  # how x was made, without the statistics for scaling
     layout: str = ""  # description for the user
-    columns: tuple[str, ...] = ()  # names of the features
     client: np.ndarray | None = None  # index of the client, -1 if it is unknown
     clients: tuple[str, ...] = ()  # names
     split: np.ndarray | None = None  # "train", "val", "test", or "" if it is unknown
     scaling: Scaling | None = None
-    vocab: int | None = None  # number of token ids
     notes: tuple[str, ...] = ()  # warnings that a run prints
 
     def usable(self, label: str, issues: Issues) -> Samples:
@@ -41,7 +41,7 @@ class Samples:
             valid &= self.client >= 0
         if self.split is not None:
             valid &= self.split != ""
-        samples = self if valid.all() else self.select(valid)
+        samples = self.select(valid)
         if not len(samples.y):
             raise UserError("No sample is left that could be used.")
         check_classes(samples.y, samples.classes, label)
@@ -55,6 +55,8 @@ class Samples:
 
     def select(self, mask: np.ndarray) -> Samples:
         """The samples where the mask is True."""
+        if mask.all():
+            return self
         client = None if self.client is None else self.client[mask]
         split = None if self.split is None else self.split[mask]
         where = self.where.select(mask)
@@ -66,13 +68,12 @@ class Samples:
         if self.client is not None:
             order = np.argsort(self.client, kind="stable")
             natural = tuple(np.split(order, np.searchsorted(self.client[order], np.arange(1, len(self.clients)))))
-        pixels = self.x.dtype == np.uint8
+        made = self.preprocessing
         return RawDataset(
-            self.x, self.y, len(self.classes), natural=natural, vocab=self.vocab,
+            self.x, self.y, len(self.classes), natural=natural, vocab=made.token_ids,
             official_test=self._split_rows("test"), official_val=self._split_rows("val"),
-            mean=(0.5,) if pixels else (0.0,), std=(0.5,) if pixels else (1.0,),
-            scaling=self.scaling, class_names=self.classes, client_names=self.clients if natural is not None else (),
-            notes=self.notes,
+            mean=made.mean, std=made.std, scaling=self.scaling, class_names=self.classes,
+            client_names=self.clients if natural is not None else (), notes=self.notes, preprocessing=made,
         )  # fmt: skip
 
     def _split_rows(self, name: str) -> np.ndarray | None:
@@ -81,3 +82,11 @@ class Samples:
             return None
         rows = np.flatnonzero(self.split == name)
         return rows if len(rows) else None
+
+
+def array_preprocessing(x: np.ndarray, classes: tuple[str, ...], vocab: int | None = None) -> Preprocessing:
+    """The preprocessing of a user's arrays or pictures: pixels are brought to -1..1."""
+    half = (0.5,) if x.dtype == np.uint8 else None
+    return preprocessing_of_arrays(
+        x.shape[1:], str(x.dtype), classes, mean=half or (0.0,), std=half or (1.0,), token_ids=vocab
+    )

@@ -57,7 +57,7 @@ def _read_parquet(path: Path) -> Sheet:
         names = table.column_names
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise UserError(f"{path} is not a complete Parquet file ({error_text(error)}); write it again.") from None
-    return _make_sheet(path, table, names, _huggingface_features(path, table.schema))
+    return make_sheet(path, table, names, _huggingface_features(path, table.schema))
 
 
 def _check_parquet(path: Path) -> None:
@@ -75,7 +75,7 @@ def _check_parquet(path: Path) -> None:
             check_repeated(path, (column for batch in file.iter_batches(columns=texts) for column in batch.columns))
 
 
-def _make_sheet(path: Path, table: pa.Table, names: list[str], features: dict[str, Any]) -> Sheet:
+def make_sheet(path: Path | str, table: pa.Table, names: list[str], features: dict[str, Any]) -> Sheet:
     """The table as a Sheet, after checking that it has rows and that the names of its columns can be used."""
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise UserError(f"{path} has two columns '{shorten(repeated[0])}'; rename one.")
@@ -164,7 +164,7 @@ def _read_csv(path: Path, delimiter: str | None, issues: Issues) -> Sheet:
         issues.remark("index", f"{path}: the first column has no name, so it is taken for an index and left out.")
         table = table.remove_column(0)
     names = [" ".join(name.split()) for name in table.column_names]
-    return _make_sheet(path, table.rename_columns(names), names, {})._replace(rows=rows)
+    return make_sheet(path, table.rename_columns(names), names, {})._replace(rows=rows)
 
 
 def _guess_delimiter(path: Path, head: bytes) -> str:
@@ -253,7 +253,7 @@ def _read_saved(folder: Path, split: str | None, issues: Issues) -> list[Sheet]:
             table = read_arrow(path)
             if table.num_rows:
                 about = features or _huggingface_features(path, table.schema)
-                sheets.append(_make_sheet(path, table, table.column_names, about)._replace(split=split))
+                sheets.append(make_sheet(path, table, table.column_names, about)._replace(split=split))
         except UserError as error:
             issues.problem("unreadable", str(error))
     return sheets

@@ -16,8 +16,8 @@ from fedloom.core.task import Task
 from fedloom.core.tree import Params, Tree, take, tree_map
 from fedloom.engine import batching
 from fedloom.engine.batching import Schedule
-from fedloom.engine.cohort import Cohort, Outcome, Scores, get_stats, global_slot, with_stats
-from fedloom.engine.executors.scoring import score_rows
+from fedloom.engine.cohort import Cohort, Evaluated, Outcome, Scores, get_stats, global_slot, with_stats
+from fedloom.engine.executors.scoring import logits_of_rows, score_rows
 from fedloom.engine.graph.client_step import TracedClientStep, single_model_layout
 from fedloom.engine.graph.function_cache import FunctionCache
 from fedloom.engine.plan import PhaseId, Plan
@@ -47,7 +47,7 @@ class PerClientExecutor:
         return _stack(run_in_threads(function, largest_first, self.plan.workers))
 
     @torch.no_grad()
-    def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
+    def train(self, cohort: Cohort, splits: tuple[str, ...], models: bool = False) -> Outcome:
         self.prepare("train", cohort)
 
         def one(j: int) -> Outcome:
@@ -56,26 +56,28 @@ class PerClientExecutor:
                 work = self._run_phase(("train", index), phase, work, down, info, cohort, j)
             report = self.alg.report(self.task, work, down, info)
             kept, up = self.alg.finish(self.task, work, down, state, info)
-            if not cohort.scored[j]:
-                nothing = torch.full((3,), torch.nan, dtype=self.task.dtype, device=self.task.data.device)
-                return Outcome(kept, up, get_stats(work), report, dict.fromkeys(splits, nothing))
-            trained = info._replace(first=torch.zeros_like(info.first))
-            model = self.alg.model(self.task, work, down, trained)
-            scores = self._score(self._personal(model), int(cohort.ids[j]), splits)
-            return Outcome(kept, up, get_stats(work), report, scores)
+            nothing = torch.full((3,), torch.nan, dtype=self.task.dtype, device=self.task.data.device)
+            scores, model = dict.fromkeys(splits, nothing), {}
+            if cohort.scored[j] or models:
+                trained = info._replace(first=torch.zeros_like(info.first))
+                model = self.alg.model(self.task, work, down, trained)
+            if cohort.scored[j]:
+                scores = self._score(self._personal(model), int(cohort.ids[j]), splits)
+            return Outcome(kept, up, get_stats(work), report, scores, model if models else {})
 
         return self._map_clients(cohort, one)
 
     @torch.no_grad()
-    def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+    def score_personal(self, cohort: Cohort, splits: tuple[str, ...], models: bool = False) -> Evaluated:
         self.prepare("adapt", cohort)
 
-        def one(j: int) -> Scores:
+        def one(j: int) -> Evaluated:
             down, _, info, work = self.start(cohort, j)
             for index, phase in enumerate(self.phases["adapt"]):
                 work = self._run_phase(("adapt", index), phase, work, down, info, cohort, j)
             model = self.alg.model(self.task, work, down, info)
-            return self._score(self._personal(model), int(cohort.ids[j]), splits)
+            scores = self._score(self._personal(model), int(cohort.ids[j]), splits)
+            return Evaluated(scores, model if models else {})
 
         return self._map_clients(cohort, one)
 
@@ -86,6 +88,21 @@ class PerClientExecutor:
             return self._score(self._global(model), int(cohort.ids[j]), splits)
 
         return self._map_clients(cohort, one)
+
+    @torch.no_grad()
+    def logits(self, models: Tree, cohort: Cohort, split: str) -> Tensor:
+        each = (self._personal(take(models, j)) for j in range(len(cohort)))
+        return self._logits(each, cohort, split)
+
+    @torch.no_grad()
+    def global_logits(self, params: Params, cohort: Cohort, split: str) -> Tensor:
+        slots = (global_slot(self.alg, self.task, params, take(cohort.stats, j)) for j in range(len(cohort)))
+        return self._logits((self._global(slot) for slot in slots), cohort, split)
+
+    def _logits(self, predict: Iterable[Predict], cohort: Cohort, split: str) -> Tensor:
+        lists = self.population.data.splits[split]
+        pairs = zip(predict, cohort.ids.tolist(), strict=True)
+        return torch.cat([logits_of_rows(self.task, one, lists[i]) for one, i in pairs])
 
     def start(self, cohort: Cohort, j: int) -> tuple[Tree, Tree, Info, Tree]:
         """Download, private state, info and initial work of the client in row j."""

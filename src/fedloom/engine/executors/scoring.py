@@ -26,6 +26,13 @@ def eval_batch(task: Task, most: int | None = None) -> int:
     return fitting_rows(task, min(most, EVAL_BATCH_CPU_IMAGES) if images_on_cpu else most)
 
 
+def logits_of_rows(task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """Outputs of one model, one row per sample of the given rows."""
+    found = [predict(task.data.samples(some)) for some in torch.split(rows, eval_batch(task)) if len(some)]
+    shape = (0, *task.network.positions, task.network.outputs)
+    return torch.cat(found) if found else torch.zeros(shape, dtype=task.dtype, device=task.data.device)
+
+
 def score_rows(task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     """(correct predictions, summed loss, samples) of one model on the given rows, without padding."""
     data = task.data

@@ -24,7 +24,7 @@ from fedloom.device.memory import available_memory, free_memory, is_out_of_memor
 from fedloom.device.transfer import to_device
 from fedloom.engine import batching
 from fedloom.engine.batching import BatchWindows, Schedule
-from fedloom.engine.cohort import Cohort, Outcome, Scores, get_stats, global_slot, with_stats
+from fedloom.engine.cohort import Cohort, Evaluated, Outcome, Scores, get_stats, with_stats
 from fedloom.engine.executors.stacked_scoring import MIN_EVAL_ROWS, StackedScoring
 from fedloom.engine.graph.cuda_graph_runner import CudaGraphRunner
 from fedloom.engine.graph.function_cache import FunctionCache
@@ -67,14 +67,14 @@ class StackedExecutor:
         self.scoring = StackedScoring(alg, task, self.population, self.call)
 
     @torch.no_grad()
-    def train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
-        outcome = self._in_chunks(cohort, lambda chunk: self._train(chunk, splits))
+    def train(self, cohort: Cohort, splits: tuple[str, ...], models: bool = False) -> Outcome:
+        outcome = self._in_chunks(cohort, lambda chunk: self._train(chunk, splits, models))
         self._prefetch(cohort)
         return outcome
 
     @torch.no_grad()
-    def score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
-        return self._in_chunks(cohort, lambda chunk: self._score_personal(chunk, splits))
+    def score_personal(self, cohort: Cohort, splits: tuple[str, ...], models: bool = False) -> Evaluated:
+        return self._in_chunks(cohort, lambda chunk: self._score_personal(chunk, splits, models))
 
     @torch.no_grad()
     def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
@@ -83,13 +83,18 @@ class StackedExecutor:
                 lambda: self.scoring.shared_model(params, cohort, splits, self.plan), len(cohort)
             )
 
-        def predict(stats: Tree, params: Params, x: Tensor) -> Tensor:
-            return self.task.predict(global_slot(self.alg, self.task, params, stats), x).logits
-
         def job(chunk: Cohort) -> Scores:
-            return {s: self.scoring.models("global", chunk.stats, params, chunk, s, predict, self.plan) for s in splits}
+            return {s: self.scoring.global_model(params, chunk, s, self.plan) for s in splits}
 
         return self._in_chunks(cohort, job)
+
+    @torch.no_grad()
+    def logits(self, models: Tree, cohort: Cohort, split: str) -> Tensor:
+        return self._with_less_memory(lambda: self.scoring.logits(models, cohort, split, self.plan), len(cohort))
+
+    @torch.no_grad()
+    def global_logits(self, params: Params, cohort: Cohort, split: str) -> Tensor:
+        return self._with_less_memory(lambda: self.scoring.global_logits(params, cohort, split, self.plan), len(cohort))
 
     # -- chunks and memory ------------------------------------------------------------------------------------------
 
@@ -145,13 +150,14 @@ class StackedExecutor:
 
     # -- what an algorithm does, for a chunk --------------------------------------------------------------------------
 
-    def _train(self, cohort: Cohort, splits: tuple[str, ...]) -> Outcome:
+    def _train(self, cohort: Cohort, splits: tuple[str, ...], models: bool) -> Outcome:
         work = self.begin(cohort)
         for index, phase in enumerate(self.phases["train"]):
             work = self._run_phase(("train", index), phase, work, cohort)
         client_state, up = self.finish(work, cohort)
         scores = self._score_trained(work, cohort, splits)
-        return Outcome(client_state, up, get_stats(work), self.report(work, cohort), scores)
+        trained = self.trained_model(work, cohort) if models else {}
+        return Outcome(client_state, up, get_stats(work), self.report(work, cohort), scores, trained)
 
     def _score_trained(self, work: Tree, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
         """Scores of PM_post, NaN for clients that are not to be scored."""
@@ -165,12 +171,13 @@ class StackedExecutor:
         model = self.trained_model(work, cohort)
         return {s: nothing.index_copy(0, index, self.scoring.personal(model, cohort, s, self.plan)) for s in splits}
 
-    def _score_personal(self, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
+    def _score_personal(self, cohort: Cohort, splits: tuple[str, ...], models: bool) -> Evaluated:
         work = self.begin(cohort)
         for index, phase in enumerate(self.phases["adapt"]):
             work = self._run_phase(("adapt", index), phase, work, cohort)
         model = self._each("model", self.alg.model, cohort, work, cohort.info)
-        return {s: self.scoring.personal(model, cohort, s, self.plan) for s in splits}
+        scores = {s: self.scoring.personal(model, cohort, s, self.plan) for s in splits}
+        return Evaluated(scores, model if models else {})
 
     def begin(self, cohort: Cohort) -> Tree:
         """The clients' working state at the start of a round."""

@@ -14,8 +14,8 @@ from fedloom.core.federation import Ragged
 from fedloom.core.task import Task
 from fedloom.core.tree import Params, Tree, take
 from fedloom.device.transfer import to_device
-from fedloom.engine.cohort import Cohort, Scores
-from fedloom.engine.executors.scoring import eval_batch, fitting_rows, score_rows
+from fedloom.engine.cohort import Cohort, Scores, global_slot
+from fedloom.engine.executors.scoring import eval_batch, fitting_rows, logits_of_rows, score_rows
 from fedloom.engine.graph.function_cache import FunctionCache
 from fedloom.engine.lru_cache import LRUCache
 from fedloom.engine.plan import Plan
@@ -25,6 +25,9 @@ CACHE_BYTES = 1 << 26  # of tables of samples that are kept between evaluations
 EVAL_ROWS = {"cpu": 1 << 12, "cuda": 1 << 15}  # samples per evaluation step over all clients
 MIN_EVAL_ROWS = 1 << 8  # fewer would not save a relevant amount of memory
 SHARED_MODEL_BLOCK = 1 << 11  # samples of one model that stacked convolutions treat as one client's
+
+
+Predict = Callable[[Any, Tree, Tensor], Tensor]  # (one client's model, what all share, samples) -> logits
 
 
 class EvalTable(NamedTuple):
@@ -54,29 +57,38 @@ class StackedScoring:
     def personal(self, models: Tree, cohort: Cohort, split: str, plan: Plan) -> Tensor:
         """Scores of stacked personal models, each on its client's samples."""
 
-        def predict(model: Any, _: Tree, x: Tensor) -> Tensor:
-            return self.alg.logits(self.task, model, x)
+        return self._scores("personal", models, {}, cohort, split, self._predict_personal, plan)
 
-        return self.models("personal", models, {}, cohort, split, predict, plan)
+    def global_model(self, params: Params, cohort: Cohort, split: str, plan: Plan) -> Tensor:
+        """Scores of a global model that has the running statistics of the client."""
+        return self._scores("global", cohort.stats, params, cohort, split, self._predict_global, plan)
 
-    def models(
-        self,
-        name: str,
-        models: Tree,
-        shared: Tree,
-        cohort: Cohort,
-        split: str,
-        predict: Callable[[Any, Tree, Tensor], Tensor],
-        plan: Plan,
+    def logits(self, models: Tree, cohort: Cohort, split: str, plan: Plan) -> Tensor:
+        """Outputs of stacked personal models, one row per sample, client after client."""
+        return self._logits("personal logits", models, {}, cohort, split, self._predict_personal, plan)
+
+    def global_logits(self, params: Params, cohort: Cohort, split: str, plan: Plan) -> Tensor:
+        """Outputs of a global model, one row per sample, client after client."""
+        if cohort.stats:
+            return self._logits("global logits", cohort.stats, params, cohort, split, self._predict_global, plan)
+        rows = self.population.data.splits[split].joined(cohort.ids)
+        return logits_of_rows(self.task, partial(self._predict_global, {}, params), rows)
+
+    def _predict_personal(self, model: Any, _: Tree, x: Tensor) -> Tensor:
+        return self.alg.logits(self.task, model, x)
+
+    def _predict_global(self, stats: Tree, params: Params, x: Tensor) -> Tensor:
+        return self.task.predict(global_slot(self.alg, self.task, params, stats), x).logits
+
+    def _scores(
+        self, name: str, models: Tree, shared: Tree, cohort: Cohort, split: str, predict: Predict, plan: Plan
     ) -> Tensor:
-        """Scores of stacked models, each on its client's samples; predict(model, shared, x) returns logits."""
+        """Scores of stacked models, each on its client's samples."""
         data = self.population.data
         lists = data.splits[split]
         if plan.scoring == "per-client":
             each = ((take(models, j), lists[int(i)]) for j, i in enumerate(cohort.ids))
             return torch.stack([score_rows(self.task, partial(predict, model, shared), rows) for model, rows in each])
-        most = max(8 * len(cohort), self.rows(plan))
-        width = max(1, fitting_rows(self.task, most) // len(cohort))
         total = torch.zeros(len(cohort), 3, dtype=self.task.dtype, device=data.device)
 
         def everyone(shared: Tree, models: Tree, x: Tensor, y: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
@@ -86,11 +98,42 @@ class StackedScoring:
             with convolutions(plan.convolutions):
                 return vmap(one)(models, data.prepare(x[rows]), y[rows], mask)
 
-        key = lists, cohort.ids.tobytes(), width
-        for rows, mask in self.tables.get(key, lambda: self._tables(lists, cohort.ids, width)):
+        for rows, mask in self._steps(lists, cohort.ids, plan):
             some = take(models, slice(len(rows)))
             total[: len(rows)] += self.call(name, everyone, shared, some, data.x, data.y, rows, mask)
         return total
+
+    def _logits(
+        self, name: str, models: Tree, shared: Tree, cohort: Cohort, split: str, predict: Predict, plan: Plan
+    ) -> Tensor:
+        """Outputs of stacked models, each on its client's samples; as many clients at once as the plan says."""
+        data = self.population.data
+        lists = data.splits[split]
+
+        def everyone(shared: Tree, models: Tree, x: Tensor, rows: Tensor) -> Tensor:
+            with convolutions(plan.convolutions):
+                return vmap(lambda model, x: predict(model, shared, x))(models, data.prepare(x[rows]))
+
+        found = [torch.zeros(0, *self.task.network.positions, self.task.network.outputs, device=data.device)]
+        for low in range(0, len(cohort), plan.chunk):
+            ids, chunk = cohort.ids[low : low + plan.chunk], take(models, slice(low, low + plan.chunk))
+            if plan.scoring == "per-client":
+                each = ((take(chunk, j), lists[int(i)]) for j, i in enumerate(ids))
+                found += [logits_of_rows(self.task, partial(predict, model, shared), rows) for model, rows in each]
+                continue
+            each_step = [
+                self.call(name, everyone, shared, take(chunk, slice(len(rows))), data.x, rows)
+                for rows, _ in self._steps(lists, ids, plan)
+            ]
+            for j, size in enumerate(lists.sizes[ids].tolist()):
+                found += [torch.cat([step[j] for step in each_step if j < len(step)])[:size]] if size else []
+        return torch.cat([v.to(self.task.dtype) for v in found])
+
+    def _steps(self, lists: Ragged, ids: np.ndarray, plan: Plan) -> list[EvalTable]:
+        most = max(8 * len(ids), self.rows(plan))
+        width = max(1, fitting_rows(self.task, most) // len(ids))
+        key = lists, ids.tobytes(), width
+        return self.tables.get(key, lambda: self._tables(lists, ids, width))
 
     def _tables(self, lists: Ragged, ids: np.ndarray, width: int) -> list[EvalTable]:
         """All samples of these clients, at most `width` of each at a time."""

@@ -1,0 +1,108 @@
+"""`ClientModel`: the trained model of one client, to be used outside of FedLoom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fedloom.core.algorithm import Algorithm, Slot
+from fedloom.core.federation import Federation
+from fedloom.core.preprocessing import Preprocessing
+from fedloom.core.task import Task
+from fedloom.core.tree import Tree
+from fedloom.data.user_data.new_samples import encode
+from fedloom.nn.plain import PlainNetwork, load_module
+
+
+class ClientModel(nn.Module):
+    """The model that a client predicts with, in evaluation mode.
+
+    It is called with what the client has: a row of its table (a dictionary, a data frame), a picture, a text, or a list
+    of these; or with a tensor of samples as they are before scaling. It returns what the method predicts with, one row
+    of logits per sample. `predict` returns classes, `probabilities` their probabilities.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        make: Callable[[], nn.Module],
+        head: str,
+        model: Tree,
+        preprocessing: Preprocessing,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Made by `Result.model`.
+
+        Args:
+            algorithm: the method, which may predict by more than the head.
+            make: builds the architecture.
+            head: name of its last submodule.
+            model: what the method's `model` returned for the client.
+            preprocessing: how samples are encoded and scaled.
+            dtype: type of the parameters.
+        """
+        super().__init__()
+        flat, self._spec = tree_flatten(model, is_leaf=lambda v: isinstance(v, Slot))
+        slots = [value for value in flat if isinstance(value, Slot)]
+        self.network = load_module(make, slots[0].params, slots[0].buffers, dtype)
+        self._first = next(j for j, value in enumerate(flat) if isinstance(value, Slot))
+        self._others: dict[int, Any] = {}  # place in the tree -> structure of what is there
+        for j, value in enumerate(flat):
+            if j != self._first:
+                leaves, self._others[j] = tree_flatten(value)
+                for k, leaf in enumerate(leaves):
+                    self.register_buffer(f"extra_{j}_{k}", leaf.detach().clone())
+        self.algorithm, self.preprocessing, self.dtype, self.head = algorithm, preprocessing, dtype, head
+        self.eval()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the logits; empty if they have none."""
+        return self.preprocessing.classes
+
+    def encode(self, samples: Any) -> Tensor:
+        """Samples as the tensor that the model and its exported programs take, one row per sample, before scaling."""
+        return torch.as_tensor(np.ascontiguousarray(encode(self.preprocessing, samples)))
+
+    def forward(self, samples: Any) -> Tensor:
+        """Logits of samples."""
+        x = samples if isinstance(samples, Tensor) else self.encode(samples).to(self.device)
+        x = self.preprocessing.scale(x, self.dtype)
+        network = PlainNetwork(self.network, self.head)
+        if type(self.algorithm).logits is Algorithm.logits:
+            return self.network(x)
+        return self.algorithm.logits(self._task(network), self._model(network), x)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return next(self.network.parameters()).device
+
+    def _model(self, network: PlainNetwork) -> Tree:
+        """The model as the method knows it."""
+        flat: list[Any] = [None] * (len(self._others) + 1)
+        flat[self._first] = Slot(network.params, network.buffers, {})
+        for j, spec in self._others.items():
+            flat[j] = tree_unflatten([getattr(self, f"extra_{j}_{k}") for k in range(spec.num_leaves)], spec)
+        return tree_unflatten(flat, self._spec)
+
+    def _task(self, network: PlainNetwork) -> Task:
+        nothing = torch.zeros(0, *self.preprocessing.shape, dtype=self.dtype)
+        data = Federation(nothing, torch.zeros(0, dtype=torch.int64), len(self.classes), {})
+        return Task(data, network)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def probabilities(self, samples: Any) -> Tensor:
+        """The probability of each class, one row per sample."""
+        return torch.softmax(self(samples), -1)
+
+    @torch.no_grad()
+    def predict(self, samples: Any) -> list[str] | Tensor:
+        """The most probable class of each sample: its name, or its index if classes have no names."""
+        best = self(samples).argmax(-1)
+        return [self.classes[c] for c in best.tolist()] if self.classes else best
