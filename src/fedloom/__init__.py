@@ -23,8 +23,9 @@ _HOMES = {  # __init__.pyi tells type checkers and editors the same
 }
 
 __all__ = [
-    "Algorithm", "Batch", "ClientModel", "Comparison", "Draw", "Federation", "Info", "OwnData", "Phase", "Ragged", "Result", "Slot",
-    "Sweep", "Task", "UserError", "compare", "deviations", "federation", "load", "run", "setting", "sweep",
+    "Algorithm", "Batch", "ClientModel", "Comparison", "Draw", "Federation", "Info", "OwnData", "Phase", "Ragged",
+    "Result", "Slot", "Sweep", "Task", "UserError", "compare", "deviations", "federation", "load", "run", "setting",
+    "sweep",
 ]  # fmt: skip
 
 

@@ -12,9 +12,11 @@ from fedloom.core.settings import setting as setting
 from fedloom.core.task import Task as Task
 from fedloom.data.sets.own import OwnData as OwnData
 from fedloom.data.user_data.arrays import federation as federation
+from fedloom.studies.client_model import ClientModel as ClientModel
 from fedloom.studies.compare import Comparison as Comparison
 from fedloom.studies.deviation import deviations as deviations
-from fedloom.studies.result import Result as Result, load as load
+from fedloom.studies.load import load as load
+from fedloom.studies.result import Result as Result
 from fedloom.studies.sweep import Sweep as Sweep
 from fedloom.config.resolve import AlgorithmLike, DatasetLike
 from fedloom.data.partitions import Partition
@@ -24,7 +26,7 @@ from fedloom.studies.execute import OnRound
 from fedloom.studies.sweep import Grid, OnGroup
 
 __version__: str
-__all__ = ['Algorithm', 'Batch', 'Comparison', 'Draw', 'Federation', 'Info', 'OwnData', 'Phase', 'Ragged', 'Result', 'Slot', 'Sweep', 'Task', 'UserError', 'compare', 'deviations', 'federation', 'load', 'run', 'setting', 'sweep']
+__all__ = ['Algorithm', 'Batch', 'ClientModel', 'Comparison', 'Draw', 'Federation', 'Info', 'OwnData', 'Phase', 'Ragged', 'Result', 'Slot', 'Sweep', 'Task', 'UserError', 'compare', 'deviations', 'federation', 'load', 'run', 'setting', 'sweep']
 
 def compare(
     methods: Iterable[AlgorithmLike] | AlgorithmLike = ...,
@@ -66,6 +68,7 @@ def compare(
     deterministic: bool = ...,  # on a GPU, use only algorithms that give the same bits every time [False]
     engine: Literal['vectorized', 'reference'] = ...,  # vectorized: as plan says; reference: one client after another, untraced, to check others against [vectorized]
     plan: Literal['auto', 'stacked', 'stacked-eager', 'per-client'] = ...,  # auto (fastest by timing), stacked, stacked-eager (without traced graphs) or per-client [auto]
+    keep: Literal['best', 'last', 'none'] = ...,  # models of the clients that are kept: of the round that is best on validation data and of the last, of the last only, or none [best]
     store: Literal['auto', 'memory', 'disk'] = ...,  # where the clients' private state is kept [auto]
     checkpoint_every: int | None = ...,  # rounds between checkpoints; none: by time, at most 5 % of the run [None]
     **settings: Any,  # of the method, the data set, the partition or the model
@@ -112,6 +115,7 @@ def run(
     deterministic: bool = ...,  # on a GPU, use only algorithms that give the same bits every time [False]
     engine: Literal['vectorized', 'reference'] = ...,  # vectorized: as plan says; reference: one client after another, untraced, to check others against [vectorized]
     plan: Literal['auto', 'stacked', 'stacked-eager', 'per-client'] = ...,  # auto (fastest by timing), stacked, stacked-eager (without traced graphs) or per-client [auto]
+    keep: Literal['best', 'last', 'none'] = ...,  # models of the clients that are kept: of the round that is best on validation data and of the last, of the last only, or none [best]
     store: Literal['auto', 'memory', 'disk'] = ...,  # where the clients' private state is kept [auto]
     checkpoint_every: int | None = ...,  # rounds between checkpoints; none: by time, at most 5 % of the run [None]
     **settings: Any,  # of the method, the data set, the partition or the model
@@ -159,6 +163,7 @@ def sweep(
     deterministic: bool = ...,  # on a GPU, use only algorithms that give the same bits every time [False]
     engine: Literal['vectorized', 'reference'] = ...,  # vectorized: as plan says; reference: one client after another, untraced, to check others against [vectorized]
     plan: Literal['auto', 'stacked', 'stacked-eager', 'per-client'] = ...,  # auto (fastest by timing), stacked, stacked-eager (without traced graphs) or per-client [auto]
+    keep: Literal['best', 'last', 'none'] = ...,  # models of the clients that are kept: of the round that is best on validation data and of the last, of the last only, or none [best]
     store: Literal['auto', 'memory', 'disk'] = ...,  # where the clients' private state is kept [auto]
     checkpoint_every: int | None = ...,  # rounds between checkpoints; none: by time, at most 5 % of the run [None]
     **settings: Any,  # of the method, the data set, the partition or the model

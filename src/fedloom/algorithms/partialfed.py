@@ -44,7 +44,7 @@ class PartialFed(FedAvg):
             )
 
     def depends_on_rounds(self, task):
-        return "the share of rounds before a policy is learnt (warmup)" if self.mode == "adaptive" and self.warmup else ""
+        return "the number of rounds before a policy is learnt" if self.mode == "adaptive" and self.warmup else ""
 
     def init_client(self, task, key, key_i):
         state = {"theta": task.init(key)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ from fedloom.report.leaderboard import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from fedloom.studies.compare import Comparison
     from fedloom.studies.execute import OnRound
     from fedloom.studies.result import Result
@@ -196,7 +198,8 @@ def print_predictions(console: Console, table: pa.Table, warnings: Sequence[str]
         console.print(f"Note: {sentence}", highlight=False, markup=False, soft_wrap=True)
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name, column in zip(table.column_names, table.columns, strict=True):
-        shown.add_column(Text(name), justify="right" if pa.types.is_floating(column.type) else "left", overflow="fold")
+        number = str(column.type) in ("double", "float")
+        shown.add_column(Text(name), justify="right" if number else "left", overflow="fold")
     for row in table.slice(0, SHOWN_PREDICTIONS).to_pylist():
         cells = (f"{v:.3f}" if isinstance(v, float) else "" if v is None else str(v) for v in row.values())
         shown.add_row(*(Text(cell) for cell in cells))

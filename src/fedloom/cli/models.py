@@ -33,7 +33,7 @@ def predict(
     run: Run,
     data: Data,
     client: Client = None,
-    out_: Annotated[Path | None, typer.Option("--out", help="file for all predictions: .csv, .json or .parquet", **PLAIN)] = None,
+    out_: Annotated[Path | None, typer.Option("--out", help="file for all: .csv, .json or .parquet", **PLAIN)] = None,
     when: When = "best",
     join: Join = None,
     method: Method = None,

@@ -276,7 +276,8 @@ def described(section: str, config: Mapping[str, Any]) -> Algorithm | Model:
     """The method or the model of a config dict of `describe`. Other than `resolve`, this needs no data."""
     about = config[section]
     if about.get("own") is True:
-        raise UserError(f"The {section} '{about.get('name')}' was made in Python; give it to fedloom.load({section}=...).")
+        name = about.get("name")
+        raise UserError(f"The {section} '{name}' was made in Python; give it to fedloom.load(FOLDER, {section}=...).")
     known: Any = {"algorithm": ALGORITHMS, "model": MODELS}[section]
     values = {key: value for key, value in about.items() if key != "name"}
     return build(known[about["name"]], values, f"{section} '{about['name']}'")

@@ -1,5 +1,5 @@
-"""The folder `final/` of a run: its complete state after the last round, from which it can be given more rounds, and the
-models of its clients.
+"""The folder `final/` of a run: its complete state after the last round, from which it can be given more rounds, and
+the models of its clients.
 
 server.safetensors        the server's state
 clients.safetensors       private state, running statistics and participations of the clients, one row each
@@ -13,7 +13,6 @@ global_best.safetensors   ... after its best round, if that is another one
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -82,11 +81,12 @@ def restore(folder: Path, run: Simulation) -> bool:
     others, _ = read_tensors(folder / RUN)
     device = run.task.data.device
     no_rows = tree_map(lambda v: v.cpu()[None][:0], run.store.like)
+    nobody = torch.zeros(len(run.store), dtype=torch.int64)
     state = State(
         t=note["round"],
         server=rebuilt(run.server, server),
         post={split: v.numpy() for split, v in below(others, "post").items()},
-        store=Snapshot(torch.from_numpy(np.zeros(len(run.store), np.int64)), torch.zeros(0, dtype=torch.int64), no_rows),
+        store=Snapshot(nobody, nobody[:0], no_rows),
         recent={kind: v.numpy() for kind, v in below(others, "screening").items()},
         stats=tree_map(lambda v: v.to(device), nested(below(others, "stats"))),
     )

@@ -43,7 +43,9 @@ def models_writer(clients: int, blocks: Blocks, t: int) -> Writer:
             first = {name: v[0] for name, v in rows.items()}
             shared = dict(first)
         shared = {name: v for name, v in shared.items() if bool((rows[name] == v).all())}
-        kept = None if kept is None or size_bytes([[models for _, models in kept], tree]) > MAX_KEPT_BYTES else [*kept, (ids, tree)]
+        if kept is not None:
+            kept.append((ids, tree))
+            kept = None if size_bytes([found for _, found in kept]) > MAX_KEPT_BYTES else kept
     own = {name: v for name, v in first.items() if name not in shared}
 
     def rows_of_clients() -> Iterator[dict[str, Tensor]]:

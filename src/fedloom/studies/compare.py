@@ -21,8 +21,8 @@ from fedloom.metrics.scores import trend
 from fedloom.report.leaderboard import shown_selection, to_csv, to_latex, to_markdown
 from fedloom.runs.directory import RunDirectory
 from fedloom.runs.folders import open_manifest
-from fedloom.studies.execute import OnRound
 from fedloom.studies.client_model import ClientModel
+from fedloom.studies.execute import OnRound
 from fedloom.studies.models import When
 from fedloom.studies.result import Result, load_run
 from fedloom.studies.study import Study, parse_seeds, refuse_seed, run_folder
@@ -45,7 +45,6 @@ class Comparison:
         best on validation data (`selection="validation"`) if there are such data, else of the last round (`"last"`)."""
         selection = selection or shown_selection(self.board)
         return [row for row in self.board if row["model"] == model and row["selection"] == selection]
-
 
     def run(self, method: str | None = None, seed: int | None = None) -> Result:
         """The results of one run: of a method, as the leaderboard names it (by default the one that is ranked first),

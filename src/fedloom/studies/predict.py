@@ -41,8 +41,8 @@ class Predicted:
         return self.probabilities.argmax(1)
 
     def table(self) -> pa.Table:
-        """One row per sample: where it is from, whose model was used, the class if it is known, the predicted class, and
-        the probabilities of all classes, or of the predicted one if there are many."""
+        """One row per sample: where it is from, whose model was used, the class if it is known, the predicted class,
+        and the probabilities of all classes, or of the predicted one if there are many."""
         samples, best = self.samples, self.best
         count = len(self.probabilities)
         columns: dict[str, Any] = {"sample": [samples.where(i) for i in range(count)], "client": self.clients}
