@@ -348,6 +348,17 @@ def test_files_that_change_are_read_again(tmp_path):
     assert len(load(path).y) == 31
 
 
+def test_results_of_runs_beside_the_data_are_not_read(tmp_path):
+    write(tmp_path / "data.csv", csv(GOOD))
+    for folder, files in {
+        "finished": ("config.yaml", "partition.parquet"), "unfinished": ("config.yaml", "checkpoints/1.safetensors"),
+        "compared": ("compare.yaml", "leaderboard.csv"), "swept": ("sweep.yaml", "sweep.csv"),
+    }.items():  # fmt: skip
+        for name in (*files, "rounds.parquet"):
+            write(tmp_path / "runs" / folder / name, "")
+    assert len(load(tmp_path).y) == 30
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_no_run_starts_on_values_that_are_not_finite(value):
     data = fedloom.federation(np.zeros((20, 3)), [0, 1] * 10, ["a", "b"] * 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,17 +16,19 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.core.errors import plural
+from fedloom.metrics.registry import METRICS, column_name, in_percent
 from fedloom.report import sweep as sweep_table
 from fedloom.report.leaderboard import (
-    COLUMNS,
     UNSEEN,
     UNSEEN_CAPTION,
     VIEWS,
     caption,
+    columns,
     format_bytes,
     format_cell,
     format_number,
     main_rows,
+    ranking_metric,
     unseen_rows,
 )
 
@@ -38,13 +41,7 @@ if TYPE_CHECKING:
     from fedloom.studies.sweep import Sweep
 
 DETAILS = ("settings", "usual", "paper", "licence", "model", "partition")  # columns of `fedloom list KIND NAME` only
-METRICS = {
-    "acc_mean": "mean",
-    "acc_low5": "lowest 5 %",
-    "acc_top5": "top 5 %",
-    "acc_worst": "worst",
-    "client_acc_std": "std",
-}
+STATISTICS = {"mean": "mean", "low5": "lowest 5 %", "top5": "top 5 %", "worst": "worst", "std": "std"}
 UNSEEN_VIEWS = {"new": "unseen, on arrival", "joined": "unseen, joined"}
 
 
@@ -121,25 +118,31 @@ def print_result(console: Console, result: Result) -> None:
         f"{config['rounds']} rounds in {result.seconds:.1f} s",
         highlight=False,
     )
-    table = _titled_table("\nTest accuracy over clients, %")
+    name = column_name(result.metric)
+    columns = [f"client_{name}_{s}" if (name, s) == ("acc", "std") else f"{name}_{s}" for s in STATISTICS]
+
+    def cells(row: dict[str, Any], view: str) -> list[str]:
+        return [str(row["round"]), *(f"{row.get(f'{view}_{column}', math.nan):.2f}" for column in columns)]
+
+    table = _titled_table(f"\nTest {result.metric} over clients{', %' * in_percent(result.metric)}")
     table.add_column("model", no_wrap=True)
-    for column in ("round", *METRICS.values()):
+    for column in ("round", *STATISTICS.values()):
         table.add_column(column, justify="right")
     reports: dict[str, Callable[[str], dict[str, Any]]] = {"last round": lambda view: last}
-    if "pre_val_acc_mean" in last:
+    if f"pre_val_{name}_mean" in last:
         reports["best on validation"] = result.best_on_validation
     reports["best on test"] = result.best_on_test
     for report, pick in reports.items():
         table.add_row(f"[bold]{report}[/]")
-        for view, name in VIEWS.items():
+        for view, title in VIEWS.items():
             if f"{view}_acc_mean" in last:
-                row = pick(view)
-                table.add_row(f"  {name}", str(row["round"]), *(f"{row[f'{view}_{metric}']:.2f}" for metric in METRICS))
+                table.add_row(f"  {title}", *cells(pick(view), view))
         row = pick("pre")  # held-out clients have no say in which round is selected
-        for view, name in UNSEEN_VIEWS.items():
+        for view, title in UNSEEN_VIEWS.items():
             if f"{view}_acc_mean" in row:
-                table.add_row(f"  {name}", str(row["round"]), *(f"{row[f'{view}_{metric}']:.2f}" for metric in METRICS))
+                table.add_row(f"  {title}", *cells(row, view))
     console.print(table)
+    _print_metrics(console, result)
     console.print("(Best on test is how the papers report; it is selected on the numbers it shows.)\n", style="dim")
     if "acc_global" in last:
         console.print(f"Global model on the server's data, last round: {last['acc_global']:.2f} %", highlight=False)
@@ -152,26 +155,54 @@ def print_result(console: Console, result: Result) -> None:
 
 
 # those that fit a narrow terminal; the files have more
-SHOWN_COLUMNS = ("acc_mean", "acc_low5", "acc_top5", "acc_worst", "client_acc_std", "gain", "harmed", "last")
+HIDDEN = ("client_acc_cv_x1e-2", "trend", "balanced_accuracy_mean", "auprc_mean")
+
+
+SHORT = {  # titles of metrics that fit a narrow terminal
+    "balanced_accuracy": "balanced", "macro_f1": "macro F1", "auroc": "AUROC", "auprc": "AUPRC", "log_loss": "log loss",
+    "calibration_error": "ECE",
+}  # fmt: skip
+
+
+def _print_metrics(console: Console, result: Result) -> None:
+    """Print all metrics of the personal models that `Result.model` returns, and those of the majority baseline."""
+    if result.metrics is None or not len(result.metrics):
+        return
+    best = result.best_on_validation()["round"]
+    kept = best if best in result.metrics["round"].to_pylist() else result.last()["round"]
+    table = _titled_table(f"Metrics of personal models after round {kept}, mean over clients", pad_edge=False)
+    shown = [m for m in METRICS if m.kind == "classes"]
+    table.add_column("")
+    for metric in shown:
+        table.add_column(SHORT.get(metric.name, metric.name), justify="right")
+    for title, t in (("models", kept), ("majority", 0)):
+        rows = result.metrics.filter([r == t for r in result.metrics["round"].to_pylist()])
+        values = ([v for v in rows[m.name].to_pylist() if v is not None and not math.isnan(v)] for m in shown)
+        table.add_row(title, *(f"{sum(v) / len(v):.2f}" if v else "" for v in values))
+    console.print(table)
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Print the leaderboard of the personal models; the files have those of the other models, too."""
     rows, config = main_rows(comparison.board), comparison.config
+    metric, found = ranking_metric(rows), columns(rows)
+    first, *rest = found
+    others = [column for column in rest if column not in (*HIDDEN, "last")]
     console.print(
-        f"[bold]{len(rows)} methods[/] on {dataset_label(config['dataset'])}: {_describe(config['partition'])}, "
+        f"[bold]{len(config['methods'])} methods[/] on {dataset_label(config['dataset'])}: {_describe(config['partition'])}, "
         f"{_describe(config['model'])}, {config['rounds']} rounds, {plural(len(config['seeds']), 'seed')}",
         highlight=False,
     )
-    table = _titled_table("\nPersonal models, test accuracy over clients, %", pad_edge=False, padding=(0, 1, 0, 0))
+    title = f"\nPersonal models, test {metric} over clients{', %' * in_percent(metric)}"
+    table = _titled_table(title, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold", min_width=8)
-    for column in SHOWN_COLUMNS:
-        table.add_column(COLUMNS[column][0], justify="right", no_wrap=column == "acc_mean")
+    for column in (first, *others, "last"):
+        table.add_column(found[column][0], justify="right", no_wrap=column == first)
     for row in rows:
-        numbers = (format_cell(row, column, with_std=False, digits=1) for column in SHOWN_COLUMNS[1:-1])
+        numbers = (format_cell(row, column, with_std=False, digits=1) for column in others)
         still_moving = "*" * format_cell(row, "trend").endswith("*")
         last = format_cell(row, "last", with_std=False, digits=1) + still_moving
-        table.add_row(row["method"], format_cell(row, "acc_mean", separator=" ±"), *numbers, last)
+        table.add_row(row["method"], format_cell(row, first, separator=" ±"), *numbers, last)
     console.print(table)
     console.print(f"{caption(comparison.board)}\n", style="dim", highlight=False)
     if held_out := unseen_rows(comparison.board):
@@ -219,12 +250,12 @@ def print_sweep(console: Console, sweep: Sweep) -> None:
         highlight=False,
     )
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for i, title in enumerate(sweep_table.titles(keys)):
+    for i, title in enumerate(sweep_table.titles(keys, config["metric"])):
         table.add_column(Text(title), justify="left" if i < len(keys) else "right")
     for row in sweep.table:
-        table.add_row(*(Text(text) for text in sweep_table.cells(row, keys, separator=" ±")))
+        table.add_row(*(Text(text) for text in sweep_table.cells(row, keys, config["metric"], " ±")))
     console.print(table)
-    console.print(f"{sweep_table.CAPTION}\n", style="dim", highlight=False)
+    console.print(f"{sweep_table.caption(config['metric'])}\n", style="dim", highlight=False)
     if sweep.command is not None:
         console.print(Text.assemble("Run the best one: ", (sweep.command, "bold")), soft_wrap=True)
     if sweep.folder is not None:

@@ -20,6 +20,8 @@ SETTINGS = {
     "lr": "local learning rate [the data set's]",
     "momentum": "momentum of local SGD [0]",
     "weight_decay": "weight decay of local SGD [0]",
+    "class_weight": "none, or balanced: rare classes count as much as frequent ones [none]",
+    "metric": "selects the best round and ranks methods: accuracy, auprc, macro_f1, ... [accuracy]",
     "batch_size": "samples in a batch [10]",
     "local_epochs": "passes over a client's data in a round [1]",
     "seed": "random seed [0]",

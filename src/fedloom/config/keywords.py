@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from fedloom.config.resolve import AlgorithmLike, Config, DatasetLike, configure
 from fedloom.config.settings import Settings
+from fedloom.metrics.registry import add_metric
 
 F = TypeVar("F", bound=Callable[..., Any])
 TASK = {  # keyword -> annotation, description
@@ -64,4 +65,6 @@ def from_keywords(algorithm: AlgorithmLike, dataset: DatasetLike, settings: dict
     """The configuration that keyword arguments ask for; `partition__k` is the setting k of the partition."""
     task = {name: settings[name] for name in TASK if name in settings}
     values = {name.replace("__", "."): value for name, value in settings.items() if name not in TASK}
+    if callable(values.get("metric")):
+        values["metric"] = add_metric(values["metric"])
     return configure(algorithm, dataset, **task, values=values)

@@ -17,6 +17,10 @@ class Settings:
     momentum: float = setting(0.0, "momentum of local SGD", low=0, high=0.9999)
     weight_decay: float = setting(0.0, "weight decay of local SGD", low=0)
     clip: float | None = setting(None, "gradient norm is clipped to this", above=0)
+    class_weight: Literal["none", "balanced"] = setting(
+        "none", "balanced: each class of a client counts equally in its training loss, however rare it is"
+    )
+    metric: str = setting("accuracy", "metric that selects the best round and ranks methods, see docs/metrics.md")
     batch_size: int = setting(10, "B, samples in a batch", low=1)
     local_epochs: int = setting(1, "E, passes over a client's data in a round", low=1, high=10**5)
     seed: int = setting(0, "random seed of initial model, client sampling, batches", low=0)

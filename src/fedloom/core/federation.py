@@ -212,6 +212,14 @@ class Federation:
         flat = torch.zeros(len(sizes) * self.classes, dtype=torch.int64, device=self.device)
         return flat.index_add_(0, at, known.flatten().long()).view(len(sizes), self.classes)
 
+    @cached_property
+    def positive(self) -> int:
+        """Of two classes, the one that metrics such as AUPRC are of: the rarer one, in doubt the second."""
+        if self.classes != 2 or self.y.dim() > 1:
+            return 1
+        first, second = torch.bincount(self.y, minlength=2)[:2].tolist()
+        return 0 if first < second else 1
+
     def digest(self) -> str:
         """A hash that identifies the partition."""
         h = hashlib.sha256(f"held out: {self.held_out}".encode() if self.held_out else b"")

@@ -60,6 +60,8 @@ class Task:
     epochs: int = 1  # E, local epochs per round
     rounds: int = 1  # T, rounds of the run
     participation: float = 1.0  # rho, share of the clients in a round, or their number if above 1
+    class_weights: bool = False  # a client's classes count equally in its loss, however frequent they are
+    class_counts: Tensor | None = None  # n_{i,c} of the client whose step this is, if its loss needs them
     trim: float = 0.0  # where the server averages: share of values left out at either end; 0.5 for the median
 
     @property
@@ -125,8 +127,15 @@ class Task:
         return -likelihood.gather(-1, torch.where(known, y, 0)[..., None]).squeeze(-1) * known
 
     def loss(self, out: Output, batch: Batch) -> Tensor:
-        """F_B: mean cross-entropy over the samples (for sequences: over the positions) that are not padding."""
-        return self.network.mean_cross_entropy(out.logits, batch.y, batch.mask)
+        """F_B: mean cross-entropy over the samples (for sequences: over the positions) that are not padding. With class
+        weights, a sample of class c counts n_i / (K_i n_{i,c}) times, for a client with K_i classes."""
+        if self.class_counts is None:
+            return self.network.mean_cross_entropy(out.logits, batch.y, batch.mask)
+        counts = self.class_counts.to(self.dtype)
+        weights = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
+        weight = batch.mask * weights[batch.y]
+        share = weight.sum() / batch.mask.sum().clamp(min=1)
+        return self.network.mean_cross_entropy(out.logits, batch.y, weight) * share
 
     def grad(
         self, slot: Slot, batch: Batch, only: Iterable[str] | None = None, loss: Loss | None = None

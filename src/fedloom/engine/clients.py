@@ -18,10 +18,12 @@ from fedloom.core.algorithm import Algorithm, Info
 from fedloom.core.keys import Key, fold, root
 from fedloom.core.task import Task
 from fedloom.core.tree import Params, Tree, leaves, size_bytes, take, tree_map
-from fedloom.device.transfer import to_device
+from fedloom.device.transfer import to_device, to_numpy
 from fedloom.engine.client_store import ClientStore, InitialRows
 from fedloom.engine.cohort import Cohort, Evaluated, Executor, Outcome, Scores, get_stats, make_info, repeated
 from fedloom.engine.screening import update_norms
+from fedloom.metrics.predictions import Predictions
+from fedloom.metrics.registry import Metric
 
 MakeStore = Callable[[InitialRows, int], ClientStore]
 
@@ -105,10 +107,13 @@ class LocalClients:
         initial: InitialState,
         make_store: MakeStore,
         make_best_store: MakeStore | None = None,
+        metric: Metric | None = None,
     ) -> None:
         """`task` is what the algorithm sees; `population` also has the samples of clients that are held out. With
-        `make_best_store`, the private state of the best round can be kept, too."""
+        `make_best_store`, the private state of the best round can be kept, too. A `metric` is another column of all
+        scores on validation and test data."""
         self.alg, self.task, self.population, self.seed, self.initial = alg, task, population, seed, initial
+        self.metric = metric
         self.store = make_store(self._initial_rows, task.clients)
         self.best_store = make_best_store(self._initial_rows, task.clients) if make_best_store is not None else None
         self.joining: Tree = None  # state of joining clients between two of their rounds
@@ -135,13 +140,17 @@ class LocalClients:
         """Carry out a request."""
         cohort = self.cohort(request)
         if request.job == "train":
-            outcome = executor.train(cohort, request.splits, request.models)
+            outcome = executor.train(cohort, request.splits, self.needs_models(request))
             return self.training_replies(request, cohort, outcome, executor)
         scores = self.score_global(request, cohort, executor)
         personal = None
         if request.splits or request.models:
-            personal = executor.score_personal(cohort, request.splits, request.models)
-        return self.evaluation_replies(scores, personal)
+            personal = executor.score_personal(cohort, request.splits, self.needs_models(request))
+        return self.evaluation_replies(request, cohort, scores, personal, executor)
+
+    def needs_models(self, request: ClientRequest) -> bool:
+        """True if the executor has to return the models that it scores."""
+        return request.models or (self.metric is not None and bool(request.splits))
 
     # Stacked runs carry out the three steps below for all runs at once, with merged cohorts in the middle.
 
@@ -178,27 +187,57 @@ class LocalClients:
             self.store.write(request.ids, rows)
         else:
             self.joining = rows
+        logits = partial(executor.logits, outcome.models, cohort.ids)
         return ClientReplies(
-            scores={"post": _double(outcome.scores)},
+            scores={"post": self._with_metric(outcome.scores, cohort.ids, logits)},
             up=outcome.up,
             info=cohort.info._replace(counts=cohort.info.counts[:, :0]),
             norms=self._norms(outcome, request, executor),
             report=_double(outcome.report),
             stats=outcome.stats,
-            models=outcome.models,
+            models=outcome.models if request.models else {},
         )
 
     def score_global(self, request: ClientRequest, cohort: Cohort, executor: Executor) -> dict[str, Scores]:
         """Scores of the global model, if the request has one."""
         if request.global_params is None:
             return {}
-        return {"global": _double(executor.score_global(request.global_params, cohort, request.global_splits))}
+        found = executor.score_global(request.global_params, cohort, request.global_splits)
+        logits = partial(executor.global_logits, request.global_params, cohort)
+        return {"global": self._with_metric(found, cohort.ids, logits)}
 
-    def evaluation_replies(self, scores: dict[str, Scores], personal: Evaluated | None) -> ClientReplies:
+    def evaluation_replies(
+        self,
+        request: ClientRequest,
+        cohort: Cohort,
+        scores: dict[str, Scores],
+        personal: Evaluated | None,
+        executor: Executor,
+    ) -> ClientReplies:
         """The replies to an evaluation request; without personal scores, PM_pre is the global model."""
         if personal is None:
             return ClientReplies(scores={**scores, "pre": scores["global"]})
-        return ClientReplies(scores={**scores, "pre": _double(personal.scores)}, models=personal.models)
+        mine = self._with_metric(personal.scores, cohort.ids, partial(executor.logits, personal.models, cohort.ids))
+        return ClientReplies(scores={**scores, "pre": mine}, models=personal.models if request.models else {})
+
+    def _with_metric(self, scores: Scores, ids: np.ndarray, logits: Callable[[str], Tensor]) -> Scores:
+        """The scores in float64, with the metric as another column on validation and test data."""
+        found = _double(scores)
+        if self.metric is None:
+            return found
+        for split in set(found) & {"val", "test"}:
+            values = self.metric.per_client(self.predictions(ids, split, logits(split)))
+            column = torch.from_numpy(values).to(found[split].device)[:, None]
+            found[split] = torch.cat([found[split], column], 1)
+        return found
+
+    def predictions(self, ids: np.ndarray, split: str, logits: Tensor) -> Predictions:
+        """Targets and predictions of clients' samples, from the outputs of their models."""
+        data = self.population.data
+        lists = data.splits[split]
+        starts = np.concatenate([[0], np.cumsum(lists.sizes[ids])])
+        y, p = to_numpy((data.y[lists.joined(ids)], torch.softmax(logits.double(), -1)))
+        return Predictions(y, p, starts, data.positive)
 
     def _norms(self, outcome: Outcome, request: ClientRequest, executor: Executor) -> Tensor:
         """How large the updates are. For a method that sends nothing, how large the private state is, because that

@@ -94,7 +94,7 @@ class Executor(Protocol):
     def score_global(self, params: Params, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
         """Scores of one global model on the samples of every client of the cohort."""
 
-    def logits(self, models: Tree, cohort: Cohort, split: str) -> torch.Tensor:
+    def logits(self, models: Tree, ids: np.ndarray, split: str) -> torch.Tensor:
         """Outputs of personal models, one row per sample of `split`, client after client."""
 
     def global_logits(self, params: Params, cohort: Cohort, split: str) -> torch.Tensor:

@@ -20,6 +20,7 @@ from fedloom.engine.clients import ClientReplies, ClientRequest
 from fedloom.engine.cohort import global_slot
 from fedloom.engine.executors.scoring import score_rows
 from fedloom.engine.screening import Directions, Screening, scaled_updates, update_vectors
+from fedloom.metrics.registry import Metric
 
 log = logging.getLogger("fedloom")
 
@@ -43,7 +44,8 @@ class TrainedRound:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How good everybody's models are. Scores are arrays (clients, 3): correct predictions, summed loss, samples."""
+    """How good everybody's models are. Scores are arrays (clients, 3): correct predictions, summed loss, samples; a
+    fourth column has the run's metric, if there is one."""
 
     scores: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # view (pre, post, global) -> split
     server: np.ndarray | None = None  # scores of the global model on the server's samples
@@ -58,6 +60,7 @@ class Round(TrainedRound, Evaluation):
     unseen: np.ndarray  # held-out clients that the rows of unseen_scores belong to
     train_seconds: float
     eval_seconds: float
+    metric: Metric | None = None  # in the fourth column of scores
 
 
 class ServerState(NamedTuple):

@@ -21,6 +21,7 @@ from fedloom.engine.plan import Plan
 from fedloom.engine.planning.choose import choose_executor, make_executor
 from fedloom.engine.simulation import Simulation
 from fedloom.engine.stacked_settings import VALUES, differing_settings, stacked_algorithm, values_tree
+from fedloom.metrics.predictions import Predictions
 
 
 class RunGroup:
@@ -69,10 +70,11 @@ class RunGroup:
                 **vars(scored),
                 eval_client_ids=driver.eval_client_ids,
                 unseen=driver.unseen,
+                metric=self.runs[number].clients.metric,
                 train_seconds=share * (middle - start),
                 eval_seconds=share * (end - middle),
             )
-            for driver, done, scored in zip(drivers, trained, found, strict=True)
+            for number, driver, done, scored in zip(which, drivers, trained, found, strict=True)
         ]
 
     @torch.no_grad()
@@ -92,8 +94,23 @@ class RunGroup:
     @torch.no_grad()
     def models_of(self, number: int, ids: np.ndarray, best: bool = False) -> Tree:
         """The stacked models of some clients of one run, either all participants or all held out."""
-        (found,) = self._run_generators([number], [self.runs[number].driver.models(ids, best)])
+        found = self._models(number, ids, best)
         return found["model"] if isinstance(found, dict) and VALUES in found else found
+
+    def _models(self, number: int, ids: np.ndarray, best: bool) -> Tree:
+        (found,) = self._run_generators([number], [self.runs[number].driver.models(ids, best)])
+        return found
+
+    @torch.no_grad()
+    def predictions(self, number: int, best: bool = False) -> Iterator[tuple[np.ndarray, Predictions]]:
+        """Evaluated clients of one run in blocks, and what their models after the last or the best round predict for
+        their test samples."""
+        run = self.runs[number]
+        for block in run.driver.model_blocks(run.clients.bytes_per_client):
+            ids = np.intersect1d(block, run.driver.eval_client_ids)
+            if len(ids):
+                logits = self.executors[number].logits(self._models(number, ids, best), ids, "test")
+                yield ids, run.clients.predictions(ids, "test", logits)
 
     def _run_generators(self, which: Sequence[int], steps: Sequence[Steps[T]]) -> list[T]:
         """What the generators of the runs return; requests of equal kind are carried out together."""
@@ -119,9 +136,10 @@ class RunGroup:
         clients = {number: self.runs[number].clients for number in requests}
         cohorts = {number: clients[number].cohort(request) for number, request in requests.items()}
         request, executor = next(iter(requests.values())), self.executors[0]
+        needs_models = next(iter(clients.values())).needs_models(request)
         if request.job == "train":
             trained = self._on_merged_cohort(
-                cohorts, lambda cohort: executor.train(cohort, request.splits, request.models)
+                cohorts, lambda cohort: executor.train(cohort, request.splits, needs_models)
             )
             return {n: clients[n].training_replies(requests[n], cohorts[n], trained[n], executor) for n in requests}
         # the global model is scored in one pass over a run's samples, which stacking would not make faster
@@ -129,9 +147,11 @@ class RunGroup:
         scored = dict.fromkeys(requests)
         if request.splits or request.models:
             scored = self._on_merged_cohort(
-                cohorts, lambda cohort: executor.score_personal(cohort, request.splits, request.models)
+                cohorts, lambda cohort: executor.score_personal(cohort, request.splits, needs_models)
             )
-        return {n: clients[n].evaluation_replies(shared[n], scored[n]) for n in requests}
+        return {
+            n: clients[n].evaluation_replies(requests[n], cohorts[n], shared[n], scored[n], executor) for n in requests
+        }
 
     def _on_merged_cohort(self, cohorts: dict[int, Cohort], function: Callable[[Cohort], Tree]) -> dict[int, Any]:
         """The function's result for the merged cohorts, divided by run."""

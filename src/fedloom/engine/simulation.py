@@ -15,6 +15,7 @@ from fedloom.engine.clients import LocalClients, MakeStore, initial_state
 from fedloom.engine.cohort import Cohort
 from fedloom.engine.driver import Driver, GlobalModel, ServerState
 from fedloom.engine.screening import Directions, Screening
+from fedloom.metrics.registry import Metric
 
 
 class BestState(NamedTuple):
@@ -48,6 +49,7 @@ class Simulation:
         *,
         make_store: MakeStore = MemoryStore,
         make_best_store: MakeStore | None = None,
+        metric: Metric | None = None,
         **options: Any,
     ) -> None:
         """`task` has all clients, those that are held out included; `options` are those of `Driver`."""
@@ -55,7 +57,7 @@ class Simulation:
         self.task = replace(task, data=task.data.participants())  # all that an algorithm ever sees
         self.driver = Driver(alg, self.task, seed, held_out=task.data.held_out, **options)
         initial = initial_state(alg, self.task, seed, self.driver.server)
-        self.clients = LocalClients(alg, self.task, task, seed, initial, make_store, make_best_store)
+        self.clients = LocalClients(alg, self.task, task, seed, initial, make_store, make_best_store, metric)
 
     @property
     def t(self) -> int:

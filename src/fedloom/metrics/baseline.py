@@ -5,15 +5,16 @@ import numpy as np
 from fedloom.metrics.predictions import Predictions
 
 
-def majority(counts: np.ndarray, y: np.ndarray, starts: np.ndarray) -> Predictions:
+def majority(counts: np.ndarray, y: np.ndarray, starts: np.ndarray, positive: int = 1) -> Predictions:
     """Every client predicts its most frequent training class, with the frequencies as probabilities.
 
     Args:
         counts: training samples by client and class.
         y: test targets, in the order of clients.
         starts: test samples of client i are rows starts[i]:starts[i + 1].
+        positive: of two classes, the one that ranking metrics are of.
     """
-    return training_mean(counts, counts.sum(axis=1), y, starts)
+    return training_mean(counts, counts.sum(axis=1), y, starts)._replace(positive=positive)
 
 
 def training_mean(sums: np.ndarray, samples: np.ndarray, y: np.ndarray, starts: np.ndarray) -> Predictions:

@@ -31,7 +31,7 @@ def macro_f1(predictions: Predictions) -> np.ndarray:
 
 
 def auroc(predictions: Predictions) -> np.ndarray:
-    """Area under the ROC curve: of class 1 if there are two classes, else the mean of one-vs-rest areas.
+    """Area under the ROC curve: of the positive class if there are two, else the mean of one-vs-rest areas.
 
     The mean is over the classes of which a client has some samples, but not only those.
     """
@@ -39,7 +39,7 @@ def auroc(predictions: Predictions) -> np.ndarray:
 
 
 def auprc(predictions: Predictions) -> np.ndarray:
-    """Average precision: of class 1 if there are two classes, else the mean over the classes that a client has."""
+    """Average precision: of the positive class if there are two, else the mean over the classes that a client has."""
     return 100 * mean_of_defined(average_precision(*_one_vs_rest(predictions), predictions.starts))
 
 
@@ -56,7 +56,7 @@ def calibration_error(predictions: Predictions) -> np.ndarray:
 
     Guo, Pleiss, Sun, Weinberger. On Calibration of Modern Neural Networks. ICML 2017, equation 3.
     """
-    y, p, _ = predictions
+    y, p = predictions.y, predictions.p
     confidence = p.max(axis=1)
     bins = np.searchsorted(np.arange(1, BINS) / BINS, confidence)  # bin b: b / 15 < confidence <= (b + 1) / 15
     clients = len(predictions.sizes)
@@ -96,7 +96,7 @@ def _class_counts(predictions: Predictions) -> list[np.ndarray]:
 
 
 def _one_vs_rest(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities of classes, and whether samples are of them; of two classes only the second."""
-    y, p, _ = predictions
-    first = 1 if p.shape[1] == 2 else 0
-    return p[:, first:], y[:, None] == np.arange(first, p.shape[1])
+    """Probabilities of classes, and whether samples are of them; of two classes only the positive one."""
+    y, p = predictions.y, predictions.p
+    classes = np.array([predictions.positive]) if p.shape[1] == 2 else np.arange(p.shape[1])
+    return p[:, classes], y[:, None] == classes

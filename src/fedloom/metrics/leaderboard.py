@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedloom.metrics.registry import column_name, sign
+from fedloom.metrics.summary import over_clients
+
 BASELINE = "local"
+MAJORITY = "majority"  # predicts the most frequent class of a client's training samples
+STATISTICS = ("mean", "weighted", "low5", "top5", "worst", "std")  # of the metric that ranks, over clients
 METRICS = (
     "acc_mean", "acc_weighted", "acc_low5", "acc_top5", "acc_worst", "client_acc_std", "client_acc_cv_x1e-2",
 )  # fmt: skip
@@ -20,7 +25,9 @@ class RoundScores(NamedTuple):
     round: int
     metrics: dict[str, float]
     clients: np.ndarray  # ids, ascending
-    acc: np.ndarray  # their accuracies
+    values: np.ndarray  # the metric that ranks, of each of them
+    others: dict[str, np.ndarray] = {}  # further metrics of each of them
+    sizes: np.ndarray | None = None  # their numbers of test samples, if there are further metrics
     unseen: dict[str, float] = {}  # the metrics UNSEEN, if clients were held out
 
 
@@ -38,14 +45,16 @@ class RunScores:
     eval_seconds: float
 
 
-def leaderboard(runs: Sequence[RunScores]) -> list[dict[str, Any]]:
-    """One row per method, model view and selection, sorted by mean accuracy, the best first.
+def leaderboard(runs: Sequence[RunScores], metric: str = "accuracy") -> list[dict[str, Any]]:
+    """One row per method, model view and selection, sorted by the mean of the metric that ranks, the best first.
 
     Columns are means over seeds; those that end in `_std` are standard deviations over seeds (ddof 1). `gain` is a
-    client's accuracy minus its accuracy with local training, averaged over clients, and `harmed` the share of clients
-    with a negative gain; both are in percent and computed per seed. They are there if the baseline was run with the
-    same seeds. `trend`, for runs that are long enough, is how much accuracy still rose at the end. `new_*` and
-    `joined_*` are scores of clients that were held out, and their gaps to the participating ones.
+    client's metric minus the same with local training (or the other way round, where lower is better), averaged over
+    clients, and `harmed` the share of clients in percent with a negative gain; both are computed per seed. They are
+    there if the baseline was run with the same seeds. Personal models have further metrics, each with its mean, its
+    lowest 5 %, its worst client and the share harmed. `trend`, for runs that are long enough, is how much the metric
+    still rose at the end. `new_*` and `joined_*` are scores of clients that were held out, and their gaps to the
+    participating ones.
     """
     local = {run.seed: run.views["pre"] for run in runs if run.label == BASELINE}
     rows = []
@@ -53,31 +62,59 @@ def leaderboard(runs: Sequence[RunScores]) -> list[dict[str, Any]]:
         same_method = [run for run in runs if run.label == label]
         for view in same_method[0].views:
             for selection in same_method[0].views[view]:
-                rows.append(_row(label, view, selection, same_method, local))
-    return sorted(rows, key=lambda row: -row["acc_mean"])
+                rows.append(_row(label, view, selection, same_method, local, metric))
+    mean, direction = f"{column_name(metric)}_mean", sign(metric)
+    return sorted(rows, key=lambda row: -direction * row[mean] if row[mean] is not None else math.inf)
 
 
 def _row(
-    label: str, view: str, selection: str, runs: list[RunScores], local: dict[int, dict[str, RoundScores]]
+    label: str,
+    view: str,
+    selection: str,
+    runs: list[RunScores],
+    local: dict[int, dict[str, RoundScores]],
+    metric: str,
 ) -> dict[str, Any]:
     """The row of one method; `local` has the scores of local training by seed."""
     scores = [run.views[view][selection] for run in runs]
     row: dict[str, Any] = {"method": label, "model": view, "selection": selection, "seeds": len(runs)}
-    for metric in METRICS:
-        row |= over_seeds(metric, [score.metrics[metric] for score in scores])
+    if metric != "accuracy":
+        row["metric"] = metric
+    for name in scores[0].metrics:
+        row |= over_seeds(name, [score.metrics.get(name, math.nan) for score in scores])
     pairs = [(score, local[run.seed][selection]) for run, score in zip(runs, scores, strict=True) if run.seed in local]
-    gains = [score.acc - base.acc for score, base in pairs if np.array_equal(score.clients, base.clients)]
-    if gains:
+    pairs = [(score, base) for score, base in pairs if np.array_equal(score.clients, base.clients)]
+    gains = [sign(metric) * (score.values - base.values) for score, base in pairs]
+    if gains := [gain for gain in gains if not np.isnan(gain).all()]:
         row |= over_seeds("gain", [float(np.nanmean(gain)) for gain in gains])
-        row |= over_seeds("harmed", [100 * float(np.mean(gain[~np.isnan(gain)] < 0)) for gain in gains])
-    for metric in scores[0].unseen:
-        row |= over_seeds(metric, [score.unseen[metric] for score in scores])
-    if trends := [run.trends[view] for run in runs if not math.isnan(run.trends[view])]:
+        row |= over_seeds("harmed", [_harmed(gain) for gain in gains])
+    for name in scores[0].others:
+        row |= _further(name, scores, [pair for pair in pairs if name in pair[1].others])
+    for name in scores[0].unseen:
+        row |= over_seeds(name, [score.unseen[name] for score in scores])
+    if trends := [run.trends[view] for run in runs if not math.isnan(run.trends.get(view, math.nan))]:
         row |= over_seeds("trend", trends)
     row |= over_seeds("round", [float(score.round) for score in scores])
     for cost in ("bytes_down", "bytes_up", "train_seconds", "eval_seconds"):
         row[cost] = float(np.mean([getattr(run, cost) for run in runs]))
     return row
+
+
+def _harmed(gain: np.ndarray) -> float:
+    return 100 * float(np.mean(gain[~np.isnan(gain)] < 0))
+
+
+def _further(name: str, scores: list[RoundScores], pairs: list[tuple[RoundScores, RoundScores]]) -> dict[str, Any]:
+    """The columns of a metric that does not rank: mean, lowest 5 %, worst client, share of clients harmed."""
+    found: dict[str, Any] = {}
+    each = [over_clients(s.others[name], s.sizes, sign(name) > 0) for s in scores if s.sizes is not None]
+    for statistic in ("mean", "low5", "worst"):
+        if values := [over[statistic] for over in each if over]:
+            found |= over_seeds(f"{name}_{statistic}", values)
+    gains = [sign(name) * (score.others[name] - base.others[name]) for score, base in pairs]
+    if gains := [gain for gain in gains if not np.isnan(gain).all()]:
+        found |= over_seeds(f"{name}_harmed", [_harmed(gain) for gain in gains])
+    return found
 
 
 def over_seeds(name: str, values: list[float]) -> dict[str, float | None]:

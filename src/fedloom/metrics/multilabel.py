@@ -31,13 +31,13 @@ def macro_f1(predictions: Predictions) -> np.ndarray:
 
 def auroc(predictions: Predictions) -> np.ndarray:
     """Mean area under the ROC curve of the labels that some, but not all samples of a client have."""
-    y, p, starts = predictions
+    y, p, starts = predictions.y, predictions.p, predictions.starts
     return 100 * mean_of_defined(area_under_roc(p, y != 0, starts))
 
 
 def auprc(predictions: Predictions) -> np.ndarray:
     """Mean average precision of the labels that a client has."""
-    y, p, starts = predictions
+    y, p, starts = predictions.y, predictions.p, predictions.starts
     return 100 * mean_of_defined(average_precision(p, y != 0, starts))
 
 

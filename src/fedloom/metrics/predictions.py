@@ -15,6 +15,7 @@ class Predictions(NamedTuple):
     y: np.ndarray  # (samples,), for labels (samples, labels)
     p: np.ndarray  # (samples, classes or labels), for numbers (samples,)
     starts: np.ndarray  # (clients + 1,): samples of client i are rows starts[i]:starts[i + 1]
+    positive: int = 1  # of two classes, the one that ranking metrics (AUROC, AUPRC) are of
 
     @property
     def sizes(self) -> np.ndarray:

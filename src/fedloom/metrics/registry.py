@@ -79,9 +79,25 @@ METRICS = (
 )
 
 
+def column_name(metric: str) -> str:
+    """What the columns of a metric are called in records, as in `pre_auprc_mean`; those of accuracy begin with acc."""
+    return "acc" if metric == "accuracy" else metric
+
+
+def sign(metric: str) -> float:
+    """1 if higher values of a metric are better, else -1. Of a metric that is not known here, higher ones are."""
+    found = [m for m in METRICS if m.name == metric]
+    return -1.0 if found and not found[0].higher_is_better else 1.0
+
+
+def in_percent(metric: str) -> bool:
+    """True if values of a metric are in percent."""
+    return any(m.name == metric and m.percent for m in METRICS)
+
+
 def find_metric(name: str, kind: Kind) -> Metric:
     """The metric of that name for a kind of target; UserError if there is none."""
-    known = {metric.name: metric for metric in METRICS if metric.kind == kind}
+    known = {metric.name: metric for metric in (*METRICS, *OWN.values()) if metric.kind == kind}
     if name in known:
         return known[name]
     others = [TARGETS[metric.kind] for metric in METRICS if metric.name == name]
@@ -96,6 +112,20 @@ def find_metric(name: str, kind: Kind) -> Metric:
     raise unknown("metric", name, known)
 
 
+OWN: dict[str, Metric] = {}  # metrics of users, by name
+
+
+def add_metric(function: Callable[[np.ndarray, np.ndarray], Any]) -> str:
+    """Register a user's function of the classes and probabilities of one client's samples; returns its name."""
+    made = own_metric(function, "classes")
+    if any(metric.name == made.name for metric in METRICS):
+        raise UserError(f"There is a metric '{made.name}' already; call your function otherwise.")
+    if not made.higher_is_better:
+        raise UserError(f"Of the metric '{made.name}' lower values are better; let it return the negative.")
+    OWN[made.name] = made
+    return made.name
+
+
 def own_metric(function: Callable[[np.ndarray, np.ndarray], Any], kind: Kind) -> Metric:
     """A metric from a user's function of the targets and predictions of one client: y_true, prediction -> number.
 
@@ -108,7 +138,7 @@ def own_metric(function: Callable[[np.ndarray, np.ndarray], Any], kind: Kind) ->
         raise UserError(f"The metric {shown(name or function)} has no name; define it as a function with def.")
 
     def per_client(predictions: Predictions) -> np.ndarray:
-        y, p, starts = predictions
+        y, p, starts = predictions.y, predictions.p, predictions.starts
         found = np.full(len(starts) - 1, np.nan)
         for i in np.flatnonzero(predictions.sizes):
             rows = slice(starts[i], starts[i + 1])

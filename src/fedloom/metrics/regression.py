@@ -24,7 +24,7 @@ def r2(predictions: Predictions) -> np.ndarray:
     NaN for clients with fewer than two samples. If all targets of a client are equal it is 1 without any error, else 0,
     as in scikit-learn.
     """
-    y, p, _ = predictions
+    y, p = predictions.y, predictions.p
     errors = predictions.reduce(np.add, (y - p) ** 2)
     means = np.repeat(predictions.mean(y), predictions.sizes)
     found = 1 - ratio(errors, predictions.reduce(np.add, (y - means) ** 2))

@@ -8,17 +8,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.core.algorithm import Output
+from fedloom.core.errors import UserError
 from fedloom.core.tree import Params
 
 
 def load_module(make: Callable[[], nn.Module], params: Params, buffers: Params, dtype: torch.dtype) -> nn.Module:
-    """A new module in evaluation mode, with these parameters and running statistics."""
+    """A new module in evaluation mode, with these parameters and running statistics. Raises UserError if they are those
+    of another architecture."""
     with torch.random.fork_rng(devices=[]):  # leave the global generator as it was
         module = make().to(dtype)
-    found = module.load_state_dict({**params, **buffers}, strict=False)
-    unset = {name for name, _ in module.named_parameters()} & set(found.missing_keys)
-    if unset or found.unexpected_keys:
-        raise ValueError(f"the model has no weights for {sorted(unset)}, and no place for {found.unexpected_keys}")
+    state, weights = module.state_dict(), {**params, **buffers}
+    needed = {name for name, _ in module.named_parameters()}
+    for name in sorted({*needed, *weights}):
+        if name not in state or name not in weights or state[name].shape != weights[name].shape:
+            raise UserError(f"The architecture does not fit the trained weights at '{name}'; give the one of the run.")
+    module.load_state_dict(weights, strict=False)
     return module.eval().requires_grad_(False)
 
 

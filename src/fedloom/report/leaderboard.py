@@ -8,6 +8,8 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedloom.metrics.registry import column_name, in_percent, sign
+
 Row = dict[str, Any]
 
 VIEWS = {"pre": "personal", "post": "personal, trained", "global": "global"}
@@ -40,6 +42,23 @@ UNSEEN_CAPTION = (
 FLAT = 0.3  # percentage points: a run whose trend is larger was too short
 
 
+def ranking_metric(board: Sequence[Row]) -> str:
+    """The metric that the board is ranked by."""
+    return board[0].get("metric", "accuracy") if board else "accuracy"
+
+
+def columns(board: Sequence[Row]) -> dict[str, tuple[str, bool]]:
+    """The columns of a table: column -> its title, whether its standard deviation over seeds is shown."""
+    name = column_name(ranking_metric(board))
+    if name == "acc":
+        further = {"balanced_accuracy_mean": ("balanced", True), "auprc_mean": ("AUPRC", True)}
+        return {**COLUMNS, **{column: about for column, about in further.items() if any(column in r for r in board)}}
+    of_metric = {"mean": ("mean", True), "low5": ("lowest 5 %", True), "top5": ("top 5 %", True)}
+    of_metric |= {"worst": ("worst", True), "std": ("std", False)}
+    others = {column: COLUMNS[column] for column in ("gain", "harmed", "last", "trend")}
+    return {**{f"{name}_{key}": about for key, about in of_metric.items()}, **others, "acc_mean": ("accuracy", True)}
+
+
 def shown_selection(board: Sequence[Row]) -> str:
     """How the rounds of a table are chosen: "validation" (the best on validation data) if there is any, else "last"."""
     return "validation" if any(row["selection"] == "validation" for row in board) else "last"
@@ -47,12 +66,14 @@ def shown_selection(board: Sequence[Row]) -> str:
 
 def caption(board: Sequence[Row]) -> str:
     """The caption of a table: what its numbers are."""
+    metric = ranking_metric(board)
     rounds = {
-        "validation": "in the round with the best validation accuracy; 'last' is the mean in the last one",
+        "validation": f"in the round with the best validation {metric}; 'last' is the mean in the last one",
         "last": "in the last round (there is no validation data to choose one)",
     }[shown_selection(board)]
+    unit = " in percent" if in_percent(metric) else ""
     text = (
-        f"Test accuracy over clients in percent, {rounds}. Gain and share of clients harmed are relative to the same "
+        f"Test {metric} over clients{unit}, {rounds}. Gain and share of clients harmed are relative to the same "
         "client training alone (local)."
     )
     if any("trend" in row for row in board):
@@ -67,7 +88,8 @@ def main_rows(board: Sequence[Row], model: str = "pre") -> list[Row]:
     """The rows of one model view (pre, post or global), each with the mean accuracy of the last round as `last`."""
     last = {row["method"]: row for row in board if row["model"] == model and row["selection"] == "last"}
     rows = [row for row in board if row["model"] == model and row["selection"] == shown_selection(board)]
-    return [{**r, "last": last[r["method"]]["acc_mean"], "last_std": last[r["method"]]["acc_mean_std"]} for r in rows]
+    mean = f"{column_name(ranking_metric(board))}_mean"
+    return [{**r, "last": last[r["method"]][mean], "last_std": last[r["method"]][f"{mean}_std"]} for r in rows]
 
 
 def format_cell(row: Row, column: str, with_std: bool = True, separator: str = " ± ", digits: int = 2) -> str:
@@ -137,7 +159,8 @@ class Table(NamedTuple):
 def _tables(board: Sequence[Row]) -> Iterator[Table]:
     """A table for each model view, and one for held-out clients if there are any."""
     for model in _models(board):
-        yield Table(f"{VIEWS[model].capitalize()} model", caption(board), main_rows(board, model), COLUMNS)
+        rows = main_rows(board, model)
+        yield Table(f"{VIEWS[model].capitalize()} model", caption(board), rows, columns(rows))
     if rows := unseen_rows(board):
         yield Table("Unseen clients", UNSEEN_CAPTION, rows, UNSEEN, {})
 
@@ -166,13 +189,24 @@ def to_latex(board: Sequence[Row]) -> str:
             cells = []
             for column, (_, with_std) in table.columns.items():
                 text = format_cell(row, column, with_std, r" $\pm$ ")
-                best = column.endswith(("acc_mean", "acc_low5")) and row[column] == max(r[column] for r in table.rows)
+                best = column in _bold(table.rows) and row.get(column) == _best(column, table.rows)
                 cells.append(rf"\textbf{{{text}}}" if best else text)
             lines.append(" & ".join([_escape_latex(row["method"]), *cells, *table.cost_cells(row)]) + r" \\")
         about = _escape_latex(f"{table.title}. {table.about}")
         lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{about}}}", r"\end{table}", ""]
         tables.append("\n".join(lines))
     return "\n".join(tables)
+
+
+def _bold(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Columns whose best value is bold."""
+    name = column_name(ranking_metric(rows))
+    return f"{name}_mean", f"{name}_low5", "new_acc_mean", "new_acc_low5", "joined_acc_mean", "joined_acc_low5"
+
+
+def _best(column: str, rows: Sequence[Row]) -> float:
+    direction = sign(ranking_metric(rows)) if column in _bold(rows)[:2] else 1.0
+    return max((row[column] for row in rows if row.get(column) is not None), key=lambda value: direction * value)
 
 
 def _models(board: Sequence[Row]) -> list[str]:

@@ -6,30 +6,48 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fedloom.metrics.registry import column_name, in_percent
 from fedloom.report.leaderboard import format_cell, format_number
 
 Row = dict[str, Any]
-COLUMNS = {"val_acc_mean": "validation", "acc_mean": "test", "acc_low5": "lowest 5 %", "acc_worst": "worst"}
-CAPTION = (
-    "Accuracy of personal models over clients in percent, in each run's round that is best on validation data, mean "
-    "over seeds. Combinations are ranked by validation accuracy; the test columns stand beside it and select nothing."
-)
 
 
-def titles(keys: Sequence[str]) -> list[str]:
+def columns(metric: str) -> dict[str, str]:
+    """The columns of the metric that ranks, and their titles."""
+    name = column_name(metric)
+    titles = {f"val_{name}_mean": "validation", f"{name}_mean": "test"}
+    return {**titles, f"{name}_low5": "lowest 5 %", f"{name}_worst": "worst"}
+
+
+def caption(metric: str) -> str:
+    """The caption of the table."""
+    unit = " in percent" if in_percent(metric) else ""
+    return (
+        f"{metric.capitalize()} of personal models over clients{unit}, in each run's round that is best on validation "
+        f"data, mean over seeds. Combinations are ranked by validation {metric}; the test columns stand beside it and "
+        "select nothing."
+    )
+
+
+def titles(keys: Sequence[str], metric: str = "accuracy") -> list[str]:
     """The header of the table."""
-    return [*keys, *COLUMNS.values(), "round", "s/round"]
+    return [*keys, *columns(metric).values(), "round", "s/round"]
 
 
-def cells(row: Row, keys: Sequence[str], separator: str = " ± ") -> list[str]:
+def cells(row: Row, keys: Sequence[str], metric: str = "accuracy", separator: str = " ± ") -> list[str]:
     """The cells of one row; `separator` separates a mean from its standard deviation."""
-    scores = [format_cell(row, column, column in ("val_acc_mean", "acc_mean"), separator) for column in COLUMNS]
+    scores = [format_cell(row, column, column.endswith("_mean"), separator) for column in columns(metric)]
     return [*(str(row[key]) for key in keys), *scores, format_number(row["round"]), format_number(row["train_seconds"])]
 
 
-def to_markdown(table: Sequence[Row], keys: Sequence[str]) -> str:
+def to_markdown(table: Sequence[Row], keys: Sequence[str], metric: str = "accuracy") -> str:
     """The table in Markdown, with its caption."""
-    head = titles(keys)
-    lines = [CAPTION, "", "| " + " | ".join(head) + " |", "|---" * len(keys) + "|--:" * (len(head) - len(keys)) + "|"]
-    lines += ["| " + " | ".join(cells(row, keys)) + " |" for row in table]
+    head = titles(keys, metric)
+    lines = [
+        caption(metric),
+        "",
+        "| " + " | ".join(head) + " |",
+        "|---" * len(keys) + "|--:" * (len(head) - len(keys)) + "|",
+    ]
+    lines += ["| " + " | ".join(cells(row, keys, metric)) + " |" for row in table]
     return "\n".join([*lines, ""])

@@ -7,6 +7,7 @@ names.json          names of clients and classes, where the data have them
 preprocessing.json  how samples become the input of a model: columns, words, means, vocabulary, size of pictures
 rounds.parquet      metrics per evaluated round
 clients.parquet     accuracy per client and evaluated round
+metrics.parquet     all metrics per client, of the models that are kept (by round) and of the majority baseline (round 0)
 reports.parquet     numbers that the method reports, per round and client of its cohort; the server is client -1
 timings.parquet     seconds per round; besides it only plan.json (timings behind the choice), environment.json, run.log
                     and what checkpoints/ and store/ hold depend on the clock
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
@@ -76,10 +78,11 @@ log = logging.getLogger("fedloom")
 
 KERNELS = "kernels"  # key in plan.json
 PREPROCESSING = "preprocessing.json"
+METRICS_FILE = "metrics.parquet"
 CONFIG = "config.yaml"
 VERIFIED = (
-    CONFIG, "plan.json", "partition.parquet", "names.json", PREPROCESSING, *FILES, "environment.json", *final.STATE,
-    "summary.json",
+    CONFIG, "plan.json", "partition.parquet", "names.json", PREPROCESSING, *FILES, METRICS_FILE, "environment.json",
+    *final.STATE, "summary.json",
 )  # fmt: skip
 
 
@@ -299,6 +302,23 @@ class RunDirectory:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
+    def metrics(self) -> pa.Table | None:
+        """All metrics of the models that were kept; None if the run is not finished, or older."""
+        path = self.path / METRICS_FILE
+        with reported_damage(self.path):
+            return read_table(path) if path.exists() else None
+
+    def with_earlier_metrics(self, found: pa.Table, t: int) -> pa.Table:
+        """The table with the rows of the best round, from when the run had fewer rounds than t."""
+        before = self.metrics()
+        models = self.path / final.models_name(True)
+        if before is None or not models.exists():
+            return found
+        best = ModelsFile(models).round
+        rows = before.filter(pc.field("round") == best)
+        split = int(np.sum(found["round"].to_numpy() < t))
+        return pa.concat_tables([found.slice(0, split), rows, found.slice(split)]).combine_chunks()
+
     def contents(self) -> tuple[ConfigDict, dict[str, Any], str, Records]:
         """Configuration, plan, digest of the partition, records."""
         config, plan = self.config(), self.plan()
@@ -327,6 +347,11 @@ class RunDirectory:
             self.manifest.verify([name])
             return ModelsFile(self.path / name)
 
+    def has_global_model(self) -> bool:
+        """False if the method has none: there are models of clients, but no global one."""
+        self._check_kept(final.models_name(False))
+        return self._keeps(final.global_name(False))
+
     def global_model(self, best: bool) -> Slot:
         """The global model after the last round, or its best one if that was another."""
         name = final.global_name(best)
@@ -341,5 +366,16 @@ class RunDirectory:
             raise UserError(f"{self.path} is not finished; continue the run with --resume {self.path}.")
         if self.manifest.exists() and not self.manifest.files:
             self.config()
-        if not (self.path / name).exists() and name not in self.manifest.files:
-            raise UserError(f"{self.path} has no {name}, because the run was told not to keep it (keep), or is older.")
+        if not self._keeps(name):
+            raise UserError(f"{self.path} has no {name}, because {self._why_not_kept(name)}.")
+
+    def _why_not_kept(self, name: str) -> str:
+        keep = read_config(self.path / CONFIG).get("keep")
+        if keep == "last" and name in (final.models_name(True), final.global_name(True)):
+            return "it was run with keep=last; ask for the last round (when=last), or run it again with keep=best"
+        if keep == "none":
+            return "it was run with keep=none; run it again with keep=best"
+        return "an older FedLoom wrote it; run it again"
+
+    def _keeps(self, name: str) -> bool:
+        return (self.path / name).exists() or name in self.manifest.files

@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedloom.engine.driver import Round
+from fedloom.metrics.registry import Metric
 from fedloom.metrics.scores import accuracies, summarize
+from fedloom.metrics.summary import over_clients
 from fedloom.storage.files import Damaged, Writer, read_table, table_writer
 
 Row = dict[str, Any]
@@ -102,12 +104,12 @@ def round_row(done: Round) -> Row:
     row: Row = {"round": done.t + 1, "cohort": len(done.cohort)}
     row |= {"bytes_down": done.bytes_down, "bytes_up": done.bytes_up}
     for view, splits in done.scores.items():
-        row |= {f"{view}_{name}": value for name, value in summarize(splits["test"]).items()}
-        row |= {f"{view}_val_{name}": value for name, value in summarize(splits["val"]).items()}
+        row |= {f"{view}_{name}": value for name, value in _summary(splits["test"], done.metric).items()}
+        row |= {f"{view}_val_{name}": value for name, value in _summary(splits["val"], done.metric).items()}
         if "train" in splits:
             row[f"{view}_train_loss"] = summarize(splits["train"])["loss"]
     for view, scores in done.unseen_scores.items():
-        row |= {f"{view}_{name}": value for name, value in summarize(scores).items()}
+        row |= {f"{view}_{name}": value for name, value in _summary(scores, done.metric).items()}
         if {f"{view}_acc_mean", f"{COUNTERPART[view]}_acc_mean"} <= row.keys():
             row[f"{view}_gap"] = row[f"{view}_acc_mean"] - row[f"{COUNTERPART[view]}_acc_mean"]
     if done.server is not None:
@@ -115,8 +117,17 @@ def round_row(done: Round) -> Row:
     return row
 
 
+def _summary(scores: np.ndarray, metric: Metric | None) -> dict[str, float]:
+    """Accuracy and loss over clients and, in columns such as `auprc_mean`, the metric of the run."""
+    found = summarize(scores)
+    if metric is not None:
+        over = over_clients(scores[:, 3], scores[:, 2], metric.higher_is_better)
+        found |= {f"{metric.name}_{name}": value for name, value in over.items()}
+    return found
+
+
 def client_table(done: Round) -> pa.Table:
-    """Accuracy of every evaluated client in a round."""
+    """Accuracy, and the metric of the run, of every evaluated client in a round."""
     ids = done.eval_client_ids
     columns: dict[str, np.ndarray] = {
         "round": np.full(len(ids), done.t + 1),
@@ -124,13 +135,18 @@ def client_table(done: Round) -> pa.Table:
         "sampled": np.isin(ids, done.cohort),
     }
     for view, splits in done.scores.items():
-        columns[f"{view}_acc"] = accuracies(splits["test"])
-        columns[f"{view}_val_acc"] = accuracies(splits["val"])
+        for name, split in ((view, "test"), (f"{view}_val", "val")):
+            columns[f"{name}_acc"] = accuracies(splits[split])
+            if done.metric is not None:
+                columns[f"{name}_{done.metric.name}"] = splits[split][:, 3]
     if not len(done.unseen):
         return pa.table(columns)
     others = {"round": np.full(len(done.unseen), done.t + 1), "client": done.unseen}
     others["sampled"] = np.zeros(len(done.unseen), dtype=bool)
-    others |= {f"{view}_acc": accuracies(scores) for view, scores in done.unseen_scores.items()}
+    for view, scores in done.unseen_scores.items():
+        others[f"{view}_acc"] = accuracies(scores)
+        if done.metric is not None:
+            others[f"{view}_{done.metric.name}"] = scores[:, 3]
     return pa.concat_tables([pa.table(columns), pa.table(others)], promote_options="default")
 
 

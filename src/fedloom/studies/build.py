@@ -12,19 +12,23 @@ from torch import nn
 from fedloom.config.resolve import Config
 from fedloom.config.settings import Settings
 from fedloom.core.algorithm import Algorithm
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, shown
 from fedloom.core.federation import Federation
 from fedloom.core.keys import rng
 from fedloom.core.settings import fields
 from fedloom.core.task import Task
+from fedloom.data.dataset import Dataset
 from fedloom.data.divide import divide, hold_out, validated
 from fedloom.data.limits import memory_limit
+from fedloom.data.sets.own import OwnData
 from fedloom.device.memory import available_memory
+from fedloom.metrics.registry import find_metric
 from fedloom.models.zoo import Model, Shape
 from fedloom.nn.network import Network
 
 log = logging.getLogger("fedloom")
 
+RARE = 5  # a class is rare if it has less than a fifth of an even share of the samples
 COPIES = 4  # of a model in memory: the global one, a client's, its gradient, and one to check it
 
 
@@ -64,9 +68,27 @@ def make_data(config: Config) -> Federation:
     if s.holdout_clients:
         data = hold_out(data, s.holdout_clients, s.partition_seed)
     data = validated(data)
-    for note in (*data.notes, *notes):
+    for note in (*data.notes, *notes, *_rare_classes(config, data)):
         log.warning("%s.", note)
     return data.to(device, dtype)
+
+
+def _rare_classes(config: Config, data: Federation) -> list[str]:
+    """A note on classes of a user's data that are so rare that accuracy hides how well they are served."""
+    s = config.settings
+    named = isinstance(config.dataset, Dataset) and not isinstance(config.dataset, OwnData)
+    if named or data.y.dim() > 1 or s.metric != "accuracy" or s.class_weight != "none":
+        return []
+    counts = data.labels().sum(0)
+    rare = [c for c in np.flatnonzero(counts) if counts[c] * RARE * (counts > 0).sum() < counts.sum()]
+    if not rare:
+        return []
+    names = data.class_names or tuple(map(str, range(data.classes)))
+    some = ", ".join(f"{shown(names[c])} ({counts[c]} of {counts.sum()} samples)" for c in rare[:3])
+    return [
+        f"Rare classes, of which accuracy tells little: {some}{', ...' * (len(rare) > 3)}; rank by metric=auprc or "
+        "balanced_accuracy, and try class_weight=balanced"
+    ]
 
 
 def make_task(config: Config, data: Federation | None = None) -> Task:
@@ -76,8 +98,11 @@ def make_task(config: Config, data: Federation | None = None) -> Task:
     task = Task(
         data, _network(config, data), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
         batch_size=min(s.batch_size, _most_samples(data)), epochs=s.local_epochs, rounds=s.rounds,
-        participation=s.participation, trim=_trim(config.algorithm, s),
+        participation=s.participation, trim=_trim(config.algorithm, s), class_weights=s.class_weight == "balanced",
     )  # fmt: skip
+    if data.y.dim() > 1 and (s.class_weight != "none" or s.metric != "accuracy"):
+        raise UserError("class_weight and metric are for samples with one class, but these have one at every position.")
+    find_metric(s.metric, "classes")  # raises UserError for an unknown one
     check(config.algorithm, task)
     if s.eval_clients is not None and s.eval_clients > task.clients:
         raise UserError(f"eval_clients asks for {s.eval_clients} clients, but there are {task.clients}.")

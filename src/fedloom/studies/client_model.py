@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from fedloom.core.algorithm import Algorithm, Slot
 from fedloom.core.federation import Federation
@@ -47,16 +48,18 @@ class ClientModel(nn.Module):
             dtype: type of the parameters.
         """
         super().__init__()
-        flat, self._spec = tree_flatten(model, is_leaf=lambda v: isinstance(v, Slot))
-        slots = [value for value in flat if isinstance(value, Slot)]
-        self.network = load_module(make, slots[0].params, slots[0].buffers, dtype)
-        self._first = next(j for j, value in enumerate(flat) if isinstance(value, Slot))
-        self._others: dict[int, Any] = {}  # place in the tree -> structure of what is there
-        for j, value in enumerate(flat):
+        flat, self._spec = tree_flatten_with_path(model, is_leaf=lambda v: isinstance(v, Slot))
+        self._first = next(j for j, (_, value) in enumerate(flat) if isinstance(value, Slot))
+        first = flat[self._first][1]
+        self.network = load_module(make, first.params, first.buffers, dtype)
+        self._others: dict[int, tuple[list[str], Any]] = {}  # place in the tree -> buffers, and their structure
+        for j, (path, value) in enumerate(flat):
             if j != self._first:
-                leaves, self._others[j] = tree_flatten(value)
-                for k, leaf in enumerate(leaves):
-                    self.register_buffer(f"extra_{j}_{k}", leaf.detach().clone())
+                leaves, spec = tree_flatten_with_path(value)
+                names = [_buffer_name((*path, *rest)) for rest, _ in leaves]
+                for name, (_, leaf) in zip(names, leaves, strict=True):
+                    self.register_buffer(name, leaf.detach().clone())
+                self._others[j] = names, spec
         self.algorithm, self.preprocessing, self.dtype, self.head = algorithm, preprocessing, dtype, head
         self.eval()
 
@@ -87,8 +90,8 @@ class ClientModel(nn.Module):
         """The model as the method knows it."""
         flat: list[Any] = [None] * (len(self._others) + 1)
         flat[self._first] = Slot(network.params, network.buffers, {})
-        for j, spec in self._others.items():
-            flat[j] = tree_unflatten([getattr(self, f"extra_{j}_{k}") for k in range(spec.num_leaves)], spec)
+        for j, (names, spec) in self._others.items():
+            flat[j] = tree_unflatten([getattr(self, name) for name in names], spec)
         return tree_unflatten(flat, self._spec)
 
     def _task(self, network: PlainNetwork) -> Task:
@@ -106,3 +109,8 @@ class ClientModel(nn.Module):
         """The most probable class of each sample: its name, or its index if classes have no names."""
         best = self(samples).argmax(-1)
         return [self.classes[c] for c in best.tolist()] if self.classes else best
+
+
+def _buffer_name(path: tuple[Any, ...]) -> str:
+    """The name of a tensor that a method's model has besides the network, such as `extra_V_weight`."""
+    return "extra_" + re.sub(r"\W+", "_", keystr(path)).strip("_")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,20 @@ from fedloom.config.keywords import from_keywords, takes_settings
 from fedloom.config.resolve import AlgorithmLike, Config, DatasetLike, combine, describe, resolve
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError, shown, unknown
-from fedloom.metrics.leaderboard import BASELINE, METRICS, UNSEEN, RoundScores, RunScores, leaderboard
+from fedloom.metrics.leaderboard import (
+    BASELINE,
+    MAJORITY,
+    METRICS,
+    STATISTICS,
+    UNSEEN,
+    RoundScores,
+    RunScores,
+    leaderboard,
+)
+from fedloom.metrics.registry import METRICS as REGISTERED
+from fedloom.metrics.registry import column_name, sign
 from fedloom.metrics.scores import trend
+from fedloom.metrics.summary import over_clients
 from fedloom.report.leaderboard import shown_selection, to_csv, to_latex, to_markdown
 from fedloom.runs.directory import RunDirectory
 from fedloom.runs.folders import open_manifest
@@ -51,7 +64,7 @@ class Comparison:
         and a seed (by default the first)."""
         if self.folder is None:
             raise UserError("This comparison kept no runs; give it a folder with out=FOLDER.")
-        name = method if method is not None else self.rows()[0]["method"]
+        name = method if method is not None else next(r["method"] for r in self.rows() if r["method"] != MAJORITY)
         if name not in self.config["methods"]:
             raise unknown("method of this comparison", str(name), self.config["methods"])
         number = self.config["seeds"][0] if seed is None else seed
@@ -97,7 +110,7 @@ def compare(
     >>> import fedloom
     >>> found = fedloom.compare(["fedavg", "fedrep"], seeds=1, rounds=3, clients=5)
     >>> sorted(row["method"] for row in found.rows())
-    ['fedavg', 'fedrep', 'local']
+    ['fedavg', 'fedrep', 'local', 'majority']
     """
     refuse_seed(settings, "comparison")
     configs = []
@@ -150,11 +163,11 @@ def carry_out(
         return on_method(labels[done], seeds, done, total) if on_method is not None else None
 
     with study.opened(out, resume) as (folder, data):
-        runs = [
-            score(study.names[place], study.runs[place].settings.seed, result)
+        results = (
+            (study.names[place], study.runs[place].settings.seed, result)
             for place, result in study.execute(folder, data, on_group)
-        ]
-        found = Comparison(study.config, leaderboard(runs), folder)
+        )
+        found = Comparison(study.config, _board(results, study.config["metric"]), folder)
         if folder is not None:
             formats = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
             study.write(folder, {f"leaderboard.{name}": write(found.board) for name, write in formats.items()})
@@ -164,13 +177,23 @@ def carry_out(
 def load_comparison(folder: Path) -> Comparison:
     """The comparison in a folder, which must be finished."""
     config = _stored(folder)
-    runs = [
-        score(name, seed, load_run(run_folder(folder, name, seed)))
+    results = (
+        (name, seed, load_run(run_folder(folder, name, seed)))
         for name in config["methods"]
         for seed in config["seeds"]
         if _finished(folder, name, seed)
-    ]
-    return Comparison(config, leaderboard(runs), folder)
+    )
+    return Comparison(config, _board(results, config.get("metric", "accuracy")), folder)
+
+
+def _board(results: Iterable[tuple[str, int, Result]], metric: str) -> list[dict[str, Any]]:
+    """The leaderboard of runs, given as label, seed and result, with the majority baseline."""
+    runs: list[RunScores] = []
+    for name, seed, result in results:
+        runs.append(score(name, seed, result))
+        if name == BASELINE and (baseline := majority(runs[-1], result)) is not None:
+            runs.append(baseline)
+    return leaderboard(runs, metric)
 
 
 def _finished(folder: Path, name: str, seed: int) -> bool:
@@ -256,11 +279,12 @@ def score(label: str, seed: int, result: Result) -> RunScores:
     views = {}
     for view in result.views():
         picks = {"last": result.last()}
-        if f"{view}_val_acc_mean" in result.last():
+        if f"{view}_val_{column_name(result.metric)}_mean" in result.last():
             picks = {"validation": result.best_on_validation(view), **picks}
         views[view] = {name: _chosen(result, view, row) for name, row in picks.items()}
     at = [row["round"] for row in result.rounds]
-    trends = {view: trend(at, [row[f"{view}_acc_mean"] for row in result.rounds]) for view in views}
+    mean = f"{column_name(result.metric)}_mean"
+    trends = {view: trend(at, [row.get(f"{view}_{mean}", math.nan) for row in result.rounds]) for view in views}
     down, up = (float(np.mean([row[name] for row in result.rounds])) for name in ("bytes_down", "bytes_up"))
     train = float(np.median([row["train_seconds"] for row in result.timings]))
     evaluation = float(np.median([row["eval_seconds"] for row in result.timings if row["round"] in set(at)]))
@@ -268,7 +292,53 @@ def score(label: str, seed: int, result: Result) -> RunScores:
 
 
 def _chosen(result: Result, view: str, row: Mapping[str, Any]) -> RoundScores:
-    clients = result.clients.filter(pc.field("round") == row["round"])
-    ids, acc = clients["client"].to_numpy(), clients[f"{view}_acc"].to_numpy()  # NaN for those who are held out
-    metrics, unseen = {m: row[f"{view}_{m}"] for m in METRICS}, {m: row[m] for m in UNSEEN if m in row}
-    return RoundScores(row["round"], metrics, ids, acc, unseen)
+    clients, column = result.clients.filter(pc.field("round") == row["round"]), column_name(result.metric)
+    ids, values = clients["client"].to_numpy(), clients[f"{view}_{column}"].to_numpy()  # NaN for those who are held out
+    metrics = {m: row[f"{view}_{m}"] for m in METRICS}
+    if column != "acc":
+        metrics |= {f"{column}_{s}": row.get(f"{view}_{column}_{s}", math.nan) for s in STATISTICS}
+    others, sizes = _further(result, row["round"], ids) if view == "pre" else ({}, None)
+    return RoundScores(row["round"], metrics, ids, values, others, sizes, {m: row[m] for m in UNSEEN if m in row})
+
+
+def _further(result: Result, t: int, ids: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+    """Further metrics of clients after round t, and their numbers of samples, if they were kept."""
+    found = None if result.metrics is None else result.metrics.filter(pc.field("round") == t)
+    if found is None or not len(found):
+        return {}, None
+    at = np.searchsorted(ids, found["client"].to_numpy())
+
+    def column(name: str) -> np.ndarray:
+        values = np.full(len(ids), np.nan)
+        values[at] = found[name].to_numpy()
+        return values
+
+    names = [m.name for m in REGISTERED if m.kind == "classes" and m.name not in ("accuracy", result.metric)]
+    return {name: column(name) for name in names}, column("samples")
+
+
+def majority(run: RunScores, result: Result) -> RunScores | None:
+    """The baseline that always predicts the most frequent class of a client's training samples, in the place of the
+    personal models of a run on the same task."""
+    chosen = run.views["pre"]
+    ids = next(iter(chosen.values())).clients
+    others, sizes = _further(result, 0, ids)
+    if sizes is None or result.metrics is None:
+        return None
+    table = result.metrics.filter(pc.field("round") == 0)
+    at = np.searchsorted(ids, table["client"].to_numpy())
+    values: dict[str, np.ndarray] = {}
+    for name in {"accuracy", result.metric}:
+        values[name] = np.full(len(ids), np.nan)
+        values[name][at] = table[name].to_numpy()
+    over = over_clients(values["accuracy"], sizes)
+    metrics = {f"acc_{s}": v for s, v in over.items() if s in ("mean", "weighted", "low5", "top5", "worst")}
+    metrics |= {
+        "client_acc_std": over["std"],
+        "client_acc_cv_x1e-2": 100 * over["std"] / (over["weighted"] or math.nan),
+    }
+    if result.metric != "accuracy":
+        found = over_clients(values[result.metric], sizes, sign(result.metric) > 0)
+        metrics |= {f"{result.metric}_{s}": found.get(s, math.nan) for s in STATISTICS}
+    score = RoundScores(0, metrics, ids, values[result.metric], others, sizes)
+    return RunScores(MAJORITY, run.seed, {"pre": dict.fromkeys(chosen, score)}, {}, 0.0, 0.0, 0.0, 0.0)

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +194,7 @@ def _advance(
                 directory.checkpoints.cost = cost  # all make their checkpoints in the same rounds
         if stop.requested and not all(run.ended for run in runs):
             raise _stopped(runs)
-    return [run.result(group.plan(number), partial(group.models, number)) for number, run in enumerate(runs)]
+    return [run.result(group, number) for number, run in enumerate(runs)]
 
 
 def _stopped(runs: Sequence[RecordedRun]) -> Stopped:

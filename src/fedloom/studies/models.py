@@ -26,6 +26,7 @@ from fedloom.studies.build import module_maker
 from fedloom.studies.client_model import ClientModel
 
 When = Literal["best", "last"]
+NOT_KEPT = "The run has not kept its best round; ask for the last one (when=last), or run it with keep=best."
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,14 @@ class ModelsInMemory:
         return Architecture(self.run.alg, network.make, network.head_name, data.preprocessing_or_default(), data.dtype)
 
     def client(self, i: int, best: bool) -> Tree:
+        if best and self.run.driver.best is None:
+            raise UserError(NOT_KEPT)
         group = RunGroup([self.run], REFERENCE)
         return portable(take(group.models_of(0, np.array([i]), best), 0))
 
     def shared(self, best: bool) -> Slot | None:
+        if best and self.run.driver.best_global is None:
+            raise UserError(NOT_KEPT)
         found = self.run.driver.global_model(best)
         return None if found is None else global_slot(self.run.alg, self.run.task, found.params, found.stats)
 
@@ -108,7 +113,7 @@ class ModelsOnDisk:
         return self.directory.models(best).client(i)
 
     def shared(self, best: bool) -> Slot | None:
-        return self.directory.global_model(best)
+        return self.directory.global_model(best) if self.directory.has_global_model() else None
 
 
 def client_index(client: int | str, models: Models) -> int:

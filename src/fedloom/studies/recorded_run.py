@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 
 from fedloom.config.resolve import Config, describe
 from fedloom.core.task import Task
@@ -14,12 +15,15 @@ from fedloom.engine.client_store import MemoryStore, make_store
 from fedloom.engine.cohort import global_slot
 from fedloom.engine.driver import Round
 from fedloom.engine.plan import Plan
+from fedloom.engine.run_group import RunGroup
 from fedloom.engine.simulation import Simulation
+from fedloom.metrics.registry import find_metric
 from fedloom.runs import final
-from fedloom.runs.directory import RunDirectory
+from fedloom.runs.directory import METRICS_FILE, RunDirectory
+from fedloom.runs.metrics import Blocks, metrics_table
 from fedloom.runs.models import models_writer, portable
 from fedloom.runs.records import Records, Row
-from fedloom.storage.files import Writer, tensors_writer
+from fedloom.storage.files import Writer, table_writer, tensors_writer
 from fedloom.storage.trees import named
 from fedloom.studies.build import eval_client_ids, eval_unseen_ids
 from fedloom.studies.result import Result, best_on_validation, make_result
@@ -53,6 +57,7 @@ class RecordedRun:
             eval_client_ids=eval_client_ids(s, data),
             make_store=store,
             make_best_store=best_store if s.keep == "best" and has_validation else None,
+            metric=None if s.metric == "accuracy" else find_metric(s.metric, "classes"),
             unseen=eval_unseen_ids(s, data),
             join_rounds=s.join_rounds,
             screening=s.screening,
@@ -97,7 +102,7 @@ class RecordedRun:
         if not rounds or rounds[-1]["round"] != self.done or self.done % self.config.settings.eval_every:
             return
         for view in ("pre", "global"):
-            if best_on_validation(rounds, view) is rounds[-1]:
+            if best_on_validation(rounds, view, self.config.settings.metric) is rounds[-1]:
                 self.simulation.keep_best(view)
 
     @property
@@ -107,17 +112,35 @@ class RecordedRun:
             return True
         return bool(self.records.rounds) and self.config.algorithm.should_stop(self.records.rounds)
 
-    def result(self, plan: Plan, models: Models) -> Result:
-        """The results; in a directory, the final files are written. `models` computes the models of all clients."""
-        found = make_result(describe(self.config), plan.record(), self.partition, self.records)
+    def result(self, group: RunGroup, number: int) -> Result:
+        """The results; in a directory, the final files are written. The run is the one of this number in the group,
+        which computes its models."""
+        metrics = self._metrics(partial(group.predictions, number))
+        plan = group.plan(number).record()
+        found = make_result(describe(self.config), plan, self.partition, self.records, metrics=metrics)
         if found.all_diverged:
             log.warning("All clients diverged%s, so the results mean nothing; use a smaller lr.", self.label)
+        elif warning := found.useless():
+            log.warning("%s%s.", warning, self.label)
         if self.directory is None:
             return dataclasses.replace(found, simulation=self.simulation)
-        files = self._final_files(models)
+        files = self._final_files(partial(group.models, number))
         kept = {file for file in final.MODELS if self._stays(file)}
+        files[METRICS_FILE] = table_writer(metrics)
         self.directory.finish(files, set(final.MODELS) - set(files) - kept, found.summary())
         return dataclasses.replace(found, folder=self.directory.path)
+
+    def _metrics(self, predictions: Callable[[bool], Blocks]) -> pa.Table:
+        """All metrics of the clients' models after the last and the best round."""
+        run, s = self.simulation, self.config.settings
+        rounds, best = {run.t: predictions(False)}, run.driver.best
+        if best is not None and best.t != run.t:
+            rounds = {best.t: predictions(True), **rounds}
+        own = run.clients.metric
+        found = metrics_table(run, rounds, own)
+        if best is None and s.keep == "best" and self.directory is not None:  # it was given more rounds
+            found = self.directory.with_earlier_metrics(found, run.t)
+        return found
 
     def _final_files(self, models: Models) -> dict[str, Writer]:
         """The files of the final state and of the models that are kept."""
@@ -140,5 +163,5 @@ class RecordedRun:
         best = {final.models_name(True): "pre", final.global_name(True): "global"}
         if file not in best or not self.records.rounds:
             return False
-        row = best_on_validation(self.records.rounds, best[file])
+        row = best_on_validation(self.records.rounds, best[file], self.config.settings.metric)
         return row["round"] != self.done

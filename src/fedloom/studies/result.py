@@ -5,8 +5,9 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,6 +16,7 @@ from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError, nearest, shown
 from fedloom.core.tree import Tree
 from fedloom.engine.simulation import Simulation
+from fedloom.metrics.registry import column_name, sign
 from fedloom.metrics.scores import convergence_round
 from fedloom.runs.directory import RunDirectory
 from fedloom.runs.records import Records, Row
@@ -22,6 +24,7 @@ from fedloom.studies.client_model import ClientModel
 from fedloom.studies.models import Models, ModelsInMemory, ModelsOnDisk, When, client_index
 
 VIEWS = ("pre", "post", "global")
+RELEVANT = ("accuracy", "balanced_accuracy")  # a model that beats the baseline in one of them has learnt something
 
 
 @dataclass
@@ -40,6 +43,7 @@ class Result:
     clients: pa.Table
     reports: pa.Table  # what the method reports, one row per round and client of its cohort; the server is client -1
     timings: list[Row]
+    metrics: pa.Table | None = None  # all metrics per client: rounds that are kept; the majority baseline is round 0
     folder: Path | None = None
     simulation: Simulation | None = field(default=None, repr=False)  # of a run in memory
     own: dict[str, Any] = field(default_factory=dict, repr=False)  # algorithm and model that were made in Python
@@ -76,7 +80,10 @@ class Result:
         """True if the models that are asked for are of another round than the last."""
         if when not in ("best", "last"):
             raise UserError(f"when cannot be '{shown(when)}'; {nearest(str(when), ('best', 'last'))}")
-        return when == "best" and self.best_on_validation(view)["round"] != self.last()["round"]
+        return self._round(when, view) != self.last()["round"]
+
+    def _round(self, when: str, view: str = "pre") -> int:
+        return (self.best_on_validation(view) if when == "best" else self.last())["round"]
 
     @cached_property
     def models(self) -> Models:
@@ -108,19 +115,24 @@ class Result:
         """Time of planning and of all rounds, training and evaluation."""
         return sum(v for row in self.timings for name, v in row.items() if name != "round" and v is not None)
 
+    @property
+    def metric(self) -> str:
+        """The metric that selects the best round."""
+        return self.config.get("metric", "accuracy")
+
     def last(self) -> Row:
         """The last evaluated round."""
         return self.rounds[-1]
 
     def best_on_validation(self, view: str = "pre") -> Row:
-        """The evaluated round with the highest mean validation accuracy; among equals, which are frequent with few
-        samples, the one with the lowest validation loss."""
-        return best_on_validation(self.rounds, view)
+        """The evaluated round with the best mean of the run's metric (by default accuracy) on validation data; among
+        equals, which are frequent with few samples, the one with the lowest validation loss."""
+        return best_on_validation(self.rounds, view, self.metric)
 
     def best_on_test(self, view: str = "pre") -> Row:
-        """The round with the highest mean test accuracy. Most papers report it, but it is selected on the numbers that
+        """The round with the best mean of the run's metric on test data. Most papers report it, but it is selected on the numbers that
         it shows, so never quote it alone."""
-        return _best(self.rounds, f"{view}_acc_mean")
+        return _best(self.rounds, f"{view}_{column_name(self.metric)}_mean", sign(self.metric))
 
     def convergence_round(self, view: str = "pre") -> int:
         """The first evaluated round whose accuracy, averaged over the ten evaluated rounds up to it, is within 0.1
@@ -135,6 +147,34 @@ class Result:
         of_last = (pc.field("round") == self.timings[-1]["round"]) & (pc.field("client") >= 0)
         rows = self.reports.filter(of_last)["diverged"].to_pylist()
         return bool(rows) and all(value == 1 for value in rows)
+
+    def client_metrics(self, when: When | Literal["majority"] = "best") -> pa.Table:
+        """All metrics of every evaluated client: of the model that `model` returns, or of a baseline that always predicts
+        the most frequent class among the client's training samples."""
+        if self.metrics is None:
+            raise UserError(
+                "This run has no metrics yet, or was made by an older FedLoom; continue it, or run it again."
+            )
+        wanted = 0 if when == "majority" else self._round(when)
+        found = self.metrics.filter(pc.field("round") == wanted)
+        if not len(found) and len(self.metrics):
+            raise UserError(f"The models of round {wanted} were not kept (keep={self.config.get('keep')}).")
+        return found
+
+    def useless(self) -> str:
+        """A sentence without a full stop if models do not beat the majority baseline, else ""."""
+        if self.metrics is None or "balanced_accuracy" not in self.metrics.column_names:
+            return ""
+        models, baseline = (self.metrics.filter(pc.field("round") == t) for t in (self.last()["round"], 0))
+        mean = {name: [np.nanmean(t[name].to_numpy()) for t in (models, baseline)] for name in RELEVANT}
+        if any(found[0] > found[1] + 0.05 for found in mean.values()):
+            return ""
+        accuracy = mean["accuracy"]
+        return (
+            f"The models are no better than always predicting the most frequent class (accuracy {accuracy[0]:.1f} %, "
+            f"baseline {accuracy[1]:.1f} %); try class_weight=balanced, more rounds, another lr, and metric=auprc to "
+            "see what accuracy hides"
+        )
 
     def views(self) -> list[str]:
         """The models that were scored: pre, post, global."""
@@ -156,23 +196,28 @@ class Result:
         return found
 
 
-def best_on_validation(rounds: list[Row], view: str) -> Row:
+def best_on_validation(rounds: list[Row], view: str, metric: str = "accuracy") -> Row:
     """See `Result.best_on_validation`."""
-    return _best(rounds, f"{view}_val_acc_mean", f"{view}_val_loss")
+    return _best(rounds, f"{view}_val_{column_name(metric)}_mean", sign(metric), f"{view}_val_loss")
 
 
-def _best(rounds: list[Row], column: str, loss: str | None = None) -> Row:
+def _best(rounds: list[Row], column: str, direction: float = 1.0, loss: str | None = None) -> Row:
     scored = [row for row in rounds if row.get(column) is not None]
     if not scored:
         return rounds[-1]
-    return max(scored, key=lambda row: (row[column], -row[loss] if loss and math.isfinite(row[loss]) else -math.inf))
+
+    def goodness(row: Row) -> tuple[float, float]:
+        return direction * row[column], -row[loss] if loss and math.isfinite(row[loss]) else -math.inf
+
+    return max(scored, key=goodness)
 
 
 def load_run(folder: Path, own: dict[str, Any] | None = None) -> Result:
     """The results in a run directory; `own` may have the algorithm and the model, if they were made in Python."""
     directory = RunDirectory(folder)
     config, plan, partition, records = directory.contents()
-    return make_result(config, plan, partition, records, folder=directory.path, own=own or {})
+    metrics = directory.metrics()
+    return make_result(config, plan, partition, records, metrics=metrics, folder=directory.path, own=own or {})
 
 
 def make_result(config: ConfigDict, plan: dict[str, Any], partition: str, records: Records, **more: Any) -> Result:

@@ -25,8 +25,9 @@ from fedloom.config.resolve import (
 from fedloom.core.errors import UserError, shown
 from fedloom.core.federation import Federation
 from fedloom.metrics.leaderboard import over_seeds
+from fedloom.metrics.registry import column_name, sign
 from fedloom.report.leaderboard import to_csv
-from fedloom.report.sweep import to_markdown
+from fedloom.report.sweep import columns, to_markdown
 from fedloom.runs.folders import open_manifest
 from fedloom.studies.build import eval_client_ids
 from fedloom.studies.execute import OnRound
@@ -35,7 +36,6 @@ from fedloom.studies.study import Study, check_size, parse_seeds, refuse_seed, s
 
 # settings that define the task, so their values cannot be ranked
 TASK = ("clients", "partition_seed", "split", "pool", "subset", "server_share", "holdout_clients", "eval_clients")
-METRICS = ("val_acc_mean", "acc_mean", "acc_low5", "acc_worst")
 NAMED = ("partition", "model", "data_dir")  # options of the command line that --set does not know
 FILE = "sweep.yaml"
 OnGroup = Callable[[str, int, int, int], OnRound | None]  # method, runs in this group, groups done, groups in all
@@ -198,12 +198,14 @@ def carry_out(
         for place, combination in enumerate(combinations):
             of_seeds = range(place * len(seeds), (place + 1) * len(seeds))
             table.append({**combination, **_row([scores[i] for i in of_seeds])})
-        order = sorted(range(len(table)), key=lambda place: (-table[place]["val_acc_mean"], table[place]["val_loss"]))
+        metric = study.config["metric"]
+        column, direction = f"val_{column_name(metric)}_mean", sign(metric)
+        order = sorted(range(len(table)), key=lambda i: (-direction * table[i][column], table[i]["val_loss"]))
         best = order[0] * len(seeds)
         command = _command(runs[best], study.path(folder, best))
         found = Sweep(study.config, [table[place] for place in order], command, folder)
         if folder is not None:
-            texts = {"sweep.csv": to_csv(found.table), "sweep.md": to_markdown(found.table, list(grid))}
+            texts = {"sweep.csv": to_csv(found.table), "sweep.md": to_markdown(found.table, list(grid), metric)}
             study.write(folder, texts)
     return found
 
@@ -240,7 +242,7 @@ def _score(result: Result) -> dict[str, float]:
     seconds = [t["train_seconds"] for t in result.timings]
     loss = row["pre_val_loss"]
     return {
-        **{metric: row[f"pre_{metric}"] for metric in METRICS},
+        **{name: row.get(f"pre_{name}", math.nan) for name in columns(result.metric)},
         "val_loss": loss if math.isfinite(loss) else math.inf,
         "round": float(row["round"]),
         "train_seconds": sum(seconds) / len(seconds),
@@ -249,7 +251,7 @@ def _score(result: Result) -> dict[str, float]:
 
 def _row(scores: Sequence[dict[str, float]]) -> dict[str, Any]:
     row: dict[str, Any] = {"seeds": len(scores)}
-    for metric in METRICS:
+    for metric in (name for name in scores[0] if name.endswith(("_mean", "_low5", "_worst"))):
         row |= over_seeds(metric, [one[metric] for one in scores])
     for name in ("val_loss", "round", "train_seconds"):
         row[name] = sum(one[name] for one in scores) / len(scores)

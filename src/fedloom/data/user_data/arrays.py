@@ -74,8 +74,8 @@ def samples_from_arrays(files: Sequence[File], layout: str, options: OwnData, is
         detector = LeakDetector(y, x.shape[1])
         leaks = [f"x[:, {c}]" for c, values in enumerate(x.T) if detector.determines(values)]
         report_leaks(leaks, "of x", issues)
-    made = array_preprocessing(x, classes, vocab)
-    return Samples(kind, x, y, classes, where, made, scaling=scaling, **attributes).usable("'y'", issues)
+    preprocessing = array_preprocessing(x, classes, vocab)
+    return Samples(kind, x, y, classes, where, preprocessing, scaling=scaling, **attributes).usable("'y'", issues)
 
 
 def read_arrays(file: File, needed: tuple[str, ...], issues: Issues) -> dict[str, np.ndarray]:
@@ -242,10 +242,10 @@ def federation(
     elif not pixels:
         values = values.astype(np.float64 if normalise else np.float32)
     scaling = Scaling(np.ones(values.shape[-1], dtype=bool)) if normalise and not pixels and vocab is None else None
-    made = array_preprocessing(values, classes, vocab)
+    preprocessing = array_preprocessing(values, classes, vocab)
     raw = RawDataset(
-        values, ids, len(classes), natural=natural, mean=made.mean, std=made.std, vocab=vocab, scaling=scaling,
-        class_names=classes, client_names=names, notes=issues.notes(), preprocessing=made,
+        values, ids, len(classes), natural=natural, mean=preprocessing.mean, std=preprocessing.std, vocab=vocab,
+        scaling=scaling, class_names=classes, client_names=names, notes=issues.notes(), preprocessing=preprocessing,
     )  # fmt: skip
     scheme = partition if partition is not None else "dirichlet_class" if clients is None else Natural()
     data = divide(raw, PARTITIONS[scheme]() if isinstance(scheme, str) else scheme, count, split=split, seed=seed)

@@ -52,8 +52,7 @@ class Cells:
         if self.is_text or is_number_type(kind):
             return True
         what = "is nested" if pa.types.is_nested(kind) else "holds neither numbers nor words"
-        first = self.where(0).rpartition(", row")[0] or self.where(0)
-        issues.problem("column", f"{first}: column '{self.name}' {what} ({kind}); {remedy}.")
+        issues.problem("column", f"{self.where.file(0)}: column '{self.name}' {what} ({kind}); {remedy}.")
         return False
 
     @cached_property

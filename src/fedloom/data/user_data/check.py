@@ -77,12 +77,12 @@ def _statistics(samples: Samples) -> dict[str, Any]:
 
 def _feature_names(samples: Samples) -> list[str]:
     """Names of the numbers of a row, such as "age" and "sex=f", or of the column of texts."""
-    made = samples.preprocessing
-    if made.vocabulary is not None:
-        return [str(made.content)]
+    preprocessing = samples.preprocessing
+    if preprocessing.vocabulary is not None:
+        return [str(preprocessing.content)]
     return [
         name
-        for column in made.columns
+        for column in preprocessing.columns
         for name in ([column.name] if column.words is None else [f"{column.name}={shorten(w)}" for w in column.words])
     ]
 

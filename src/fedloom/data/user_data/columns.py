@@ -130,10 +130,10 @@ def samples_from_tables(sheets: list[Sheet], layout: str, options: OwnData, issu
         check_scalar(table[split], f"{sheets[0].file}: the column '{split}'")
         split_names = encode_splits(Categorical.from_column(table[split]), where, f"'{split}'", issues)
     encoded = _encode_features(table, features, kind, column_name, y, classes, options, issues)
-    made = replace(encoded.preprocessing, label=label, client=client, split=split)
+    preprocessing = replace(encoded.preprocessing, label=label, client=client, split=split)
     samples = Samples(
-        kind, encoded.x, y, classes, where, made, layout, client=client_index, clients=clients, split=split_names,
-        scaling=encoded.scaling,
+        kind, encoded.x, y, classes, where, preprocessing, layout, client=client_index, clients=clients,
+        split=split_names, scaling=encoded.scaling,
     )  # fmt: skip
     return samples.select(encoded.used).usable(f"the label '{label}'", issues)
 
@@ -164,12 +164,12 @@ def _encode_features(
         issues.remark("ignored", f"Columns beside '{name}' are not used: {join_names(others)}.")
     if kind == "image":
         x, readable = load_images(images_in_column(table, name), options.resize, issues)
-        made = replace(array_preprocessing(x, classes), resize=options.resize is not None, content=name)
-        return Encoded(x, readable, made)
+        preprocessing = replace(array_preprocessing(x, classes), resize=options.resize is not None, content=name)
+        return Encoded(x, readable, preprocessing)
     tokens = [TOKENIZERS["basic_english"](text) for text in texts_in_column(table, name, issues)]
     vocabulary = fit_vocabulary(tokens, options.words, options.length)
-    made = replace(text_preprocessing(vocabulary, classes), content=name)
-    return Encoded(encode_tokens(tokens, vocabulary), np.ones(len(y), dtype=bool), made)
+    preprocessing = replace(text_preprocessing(vocabulary, classes), content=name)
+    return Encoded(encode_tokens(tokens, vocabulary), np.ones(len(y), dtype=bool), preprocessing)
 
 
 def images_in_column(table: Table, name: str) -> list[ImageSource]:
@@ -316,8 +316,8 @@ def _encode_columns(
         issues.remark("dropped", f"{count} with missing values are left out (missing=drop).")
     used = ~incomplete if options.missing == "drop" else np.ones(len(x), dtype=bool)
     dtype: Literal["float32", "float64"] = "float32" if x.dtype == np.float32 else "float64"
-    made = Preprocessing("table", x.shape[1:], dtype, classes, columns=tuple(columns), missing=options.missing)
-    return Encoded(x, used, made, scaling)
+    preprocessing = Preprocessing("table", x.shape[1:], dtype, classes, columns=tuple(columns), missing=options.missing)
+    return Encoded(x, used, preprocessing, scaling)
 
 
 def _report_missing(name: str, missing: np.ndarray, where: Origin, policy: str, issues: Issues) -> None:

@@ -74,9 +74,16 @@ class Origin:
         return self._ends[-1]
 
     def __call__(self, i: int) -> str:
-        k = int(np.searchsorted(self._ends, i, side="right")) - 1
+        k = self._index(i)
         rows = self._rows[k]
         return self._files[k] if rows is None else f"{self._files[k]}, row {rows[i - self._ends[k]]}"
+
+    def file(self, i: int) -> str:
+        """The file of sample i."""
+        return self._files[self._index(i)]
+
+    def _index(self, i: int) -> int:
+        return int(np.searchsorted(self._ends, i, side="right")) - 1
 
     def select(self, mask: np.ndarray) -> Origin:
         """The origin of the samples where the mask is True."""
@@ -92,7 +99,7 @@ class SampleOrigin(Origin):
 
     def __init__(self, n: int) -> None:
         super().__init__()
-        self.add("sample", np.arange(n), n)
+        self.add("The table", np.arange(n), n)
 
     def __call__(self, i: int) -> str:
         return f"Sample {i}"

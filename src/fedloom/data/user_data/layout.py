@@ -183,8 +183,8 @@ def walk(root: Path) -> Iterator[Entry]:
                 problem = f"{first} and {path} are the same folder, by a link; remove one of them."
             elif len(parts) > MAX_DEPTH:
                 problem = f"{path} lies {len(parts)} folders deep, and at most {MAX_DEPTH} are read; move it up."
-            elif {"config.yaml", "checkpoints"} <= set(names) or "compare.yaml" in names:
-                yield Entry(path, parts, None)  # results of runs, which were started where the data are
+            elif _holds_results(set(names)):
+                yield Entry(path, parts, None)
                 continue
             else:
                 shown = [name for name in names if not name.startswith(".") and name.lower() not in SKIPPED]
@@ -192,6 +192,12 @@ def walk(root: Path) -> Iterator[Entry]:
         elif not stat.S_ISREG(status.st_mode):
             problem = f"{path} is a pipe, a socket or a device, not a file; remove it."
         yield Entry(path, parts, None if problem else status, problem)
+
+
+def _holds_results(names: set[str]) -> bool:
+    """Whether a folder with these files is a run, a comparison or a sweep, which was started where the data are."""
+    run = "config.yaml" in names and bool(names & {"checkpoints", "partition.parquet"})
+    return run or bool(names & {"compare.yaml", "sweep.yaml"})
 
 
 def _find_files(root: Path, issues: Issues) -> tuple[list[File], list[Path], list[Path]]:

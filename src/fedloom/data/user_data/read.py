@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,23 +30,21 @@ def read_samples(options: OwnData, issues: Issues) -> Samples:
     elif layout.kind == "array":
         samples = arrays.samples_from_arrays(layout.files, layout.about, options, issues)
     else:
-        tables = (
-            read_huggingface(path, issues) if layout.kind == "huggingface" else _read_tables(layout, options, issues)
-        )
-        if not tables:
-            raise UserError(f"{path} has no table that can be read.")
-        samples = columns.samples_from_tables(tables, layout.about, options, issues)
+        sheets = read_sheets(layout, path, options.delimiter, issues)
+        samples = columns.samples_from_tables(sheets, layout.about, options, issues)
     _check_client_sizes(samples, issues)
     return replace(samples, notes=issues.notes())
 
 
-def _read_tables(layout: Layout, options: OwnData, issues: Issues) -> list[Sheet]:
-    """The tables of a layout that can be read, each with the client and split of its file."""
-    sheets = []
-    for file in layout.files:
-        sheet = read_table(file.path, options.delimiter, issues)
-        if sheet is not None:
-            sheets.append(sheet._replace(client=file.client, split=file.split))
+def read_sheets(layout: Layout, path: Path, delimiter: str | None, issues: Issues) -> list[Sheet]:
+    """The tables of a layout, each with the client and split of its file; those that cannot be read are reported."""
+    if layout.kind == "huggingface":
+        sheets = read_huggingface(path, issues)
+    else:
+        read = ((file, read_table(file.path, delimiter, issues)) for file in layout.files)
+        sheets = [sheet._replace(client=file.client, split=file.split) for file, sheet in read if sheet is not None]
+    if not sheets:
+        raise UserError(f"{path} has no table that can be read.")
     return sheets
 
 
@@ -69,8 +68,10 @@ def _read_images(layout: Layout, options: OwnData, issues: Issues) -> Samples:
         client, names = encode_clients(owners, where, "the client", issues)
     split = np.array([file.split for file in files]) if files[0].split is not None else None
     x = x if readable.all() else x[readable]
-    made = replace(array_preprocessing(x, classes), resize=options.resize is not None)
-    samples = Samples("image", x, y, classes, where, made, layout.about, client=client, clients=names, split=split)
+    preprocessing = replace(array_preprocessing(x, classes), resize=options.resize is not None)
+    samples = Samples(
+        "image", x, y, classes, where, preprocessing, layout.about, client=client, clients=names, split=split
+    )
     return samples.usable("the folder", issues)
 
 

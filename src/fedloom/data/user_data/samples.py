@@ -68,12 +68,12 @@ class Samples:
         if self.client is not None:
             order = np.argsort(self.client, kind="stable")
             natural = tuple(np.split(order, np.searchsorted(self.client[order], np.arange(1, len(self.clients)))))
-        made = self.preprocessing
+        preprocessing = self.preprocessing
         return RawDataset(
-            self.x, self.y, len(self.classes), natural=natural, vocab=made.token_ids,
+            self.x, self.y, len(self.classes), natural=natural, vocab=preprocessing.token_ids,
             official_test=self._split_rows("test"), official_val=self._split_rows("val"),
-            mean=made.mean, std=made.std, scaling=self.scaling, class_names=self.classes,
-            client_names=self.clients if natural is not None else (), notes=self.notes, preprocessing=made,
+            mean=preprocessing.mean, std=preprocessing.std, scaling=self.scaling, class_names=self.classes,
+            client_names=self.clients if natural is not None else (), notes=self.notes, preprocessing=preprocessing,
         )  # fmt: skip
 
     def _split_rows(self, name: str) -> np.ndarray | None:

@@ -17,6 +17,7 @@ from fedloom.core.tree import Params, Tree, take, tree_map
 from fedloom.engine import batching
 from fedloom.engine.batching import Schedule
 from fedloom.engine.cohort import Cohort, Evaluated, Outcome, Scores, get_stats, global_slot, with_stats
+from fedloom.engine.executors.phases import phases_of
 from fedloom.engine.executors.scoring import logits_of_rows, score_rows
 from fedloom.engine.graph.client_step import TracedClientStep, single_model_layout
 from fedloom.engine.graph.function_cache import FunctionCache
@@ -34,7 +35,7 @@ class PerClientExecutor:
         """`task` is what the algorithm sees; `population` has the samples of all clients, also of held-out ones."""
         self.alg, self.task, self.plan = alg, task, plan
         self.population = population or task
-        self.phases = {"train": alg.phases(task), "adapt": alg.adapt(task)}
+        self.phases = phases_of(alg, task)
         self.traced_steps: dict[PhaseId, TracedClientStep] = {}
         self.call = FunctionCache(enabled=False)
 
@@ -90,18 +91,17 @@ class PerClientExecutor:
         return self._map_clients(cohort, one)
 
     @torch.no_grad()
-    def logits(self, models: Tree, cohort: Cohort, split: str) -> Tensor:
-        each = (self._personal(take(models, j)) for j in range(len(cohort)))
-        return self._logits(each, cohort, split)
+    def logits(self, models: Tree, ids: np.ndarray, split: str) -> Tensor:
+        return self._logits((self._personal(take(models, j)) for j in range(len(ids))), ids, split)
 
     @torch.no_grad()
     def global_logits(self, params: Params, cohort: Cohort, split: str) -> Tensor:
         slots = (global_slot(self.alg, self.task, params, take(cohort.stats, j)) for j in range(len(cohort)))
-        return self._logits((self._global(slot) for slot in slots), cohort, split)
+        return self._logits((self._global(slot) for slot in slots), cohort.ids, split)
 
-    def _logits(self, predict: Iterable[Predict], cohort: Cohort, split: str) -> Tensor:
+    def _logits(self, predict: Iterable[Predict], ids: np.ndarray, split: str) -> Tensor:
         lists = self.population.data.splits[split]
-        pairs = zip(predict, cohort.ids.tolist(), strict=True)
+        pairs = zip(predict, ids.tolist(), strict=True)
         return torch.cat([logits_of_rows(self.task, one, lists[i]) for one, i in pairs])
 
     def start(self, cohort: Cohort, j: int) -> tuple[Tree, Tree, Info, Tree]:

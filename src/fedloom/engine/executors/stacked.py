@@ -25,6 +25,7 @@ from fedloom.device.transfer import to_device
 from fedloom.engine import batching
 from fedloom.engine.batching import BatchWindows, Schedule
 from fedloom.engine.cohort import Cohort, Evaluated, Outcome, Scores, get_stats, with_stats
+from fedloom.engine.executors.phases import phases_of
 from fedloom.engine.executors.stacked_scoring import MIN_EVAL_ROWS, StackedScoring
 from fedloom.engine.graph.cuda_graph_runner import CudaGraphRunner
 from fedloom.engine.graph.function_cache import FunctionCache
@@ -57,7 +58,7 @@ class StackedExecutor:
         """`task` is what the algorithm sees; `population` has the samples of all clients, also of held-out ones."""
         self.alg, self.task, self.plan = alg, task, plan
         self.population = population or task
-        self.phases = {"train": alg.phases(task), "adapt": alg.adapt(task)}
+        self.phases = phases_of(alg, task)
         self.runners: dict[tuple[PhaseId, int], StepRunner] = {}  # by phase and chunk size
         self.next_cohort: NextCohort | None = None
         self.memory_pool = torch.cuda.graph_pool_handle() if plan.replay == "captured" else None
@@ -89,8 +90,8 @@ class StackedExecutor:
         return self._in_chunks(cohort, job)
 
     @torch.no_grad()
-    def logits(self, models: Tree, cohort: Cohort, split: str) -> Tensor:
-        return self._with_less_memory(lambda: self.scoring.logits(models, cohort, split, self.plan), len(cohort))
+    def logits(self, models: Tree, ids: np.ndarray, split: str) -> Tensor:
+        return self._with_less_memory(lambda: self.scoring.logits(models, ids, split, self.plan), len(ids))
 
     @torch.no_grad()
     def global_logits(self, params: Params, cohort: Cohort, split: str) -> Tensor:

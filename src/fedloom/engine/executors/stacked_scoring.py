@@ -63,14 +63,14 @@ class StackedScoring:
         """Scores of a global model that has the running statistics of the client."""
         return self._scores("global", cohort.stats, params, cohort, split, self._predict_global, plan)
 
-    def logits(self, models: Tree, cohort: Cohort, split: str, plan: Plan) -> Tensor:
+    def logits(self, models: Tree, ids: np.ndarray, split: str, plan: Plan) -> Tensor:
         """Outputs of stacked personal models, one row per sample, client after client."""
-        return self._logits("personal logits", models, {}, cohort, split, self._predict_personal, plan)
+        return self._logits("personal logits", models, {}, ids, split, self._predict_personal, plan)
 
     def global_logits(self, params: Params, cohort: Cohort, split: str, plan: Plan) -> Tensor:
         """Outputs of a global model, one row per sample, client after client."""
         if cohort.stats:
-            return self._logits("global logits", cohort.stats, params, cohort, split, self._predict_global, plan)
+            return self._logits("global logits", cohort.stats, params, cohort.ids, split, self._predict_global, plan)
         rows = self.population.data.splits[split].joined(cohort.ids)
         return logits_of_rows(self.task, partial(self._predict_global, {}, params), rows)
 
@@ -104,7 +104,7 @@ class StackedScoring:
         return total
 
     def _logits(
-        self, name: str, models: Tree, shared: Tree, cohort: Cohort, split: str, predict: Predict, plan: Plan
+        self, name: str, models: Tree, shared: Tree, ids: np.ndarray, split: str, predict: Predict, plan: Plan
     ) -> Tensor:
         """Outputs of stacked models, each on its client's samples; as many clients at once as the plan says."""
         data = self.population.data
@@ -115,17 +115,17 @@ class StackedScoring:
                 return vmap(lambda model, x: predict(model, shared, x))(models, data.prepare(x[rows]))
 
         found = [torch.zeros(0, *self.task.network.positions, self.task.network.outputs, device=data.device)]
-        for low in range(0, len(cohort), plan.chunk):
-            ids, chunk = cohort.ids[low : low + plan.chunk], take(models, slice(low, low + plan.chunk))
+        for low in range(0, len(ids), plan.chunk):
+            some, chunk = ids[low : low + plan.chunk], take(models, slice(low, low + plan.chunk))
             if plan.scoring == "per-client":
-                each = ((take(chunk, j), lists[int(i)]) for j, i in enumerate(ids))
+                each = ((take(chunk, j), lists[int(i)]) for j, i in enumerate(some))
                 found += [logits_of_rows(self.task, partial(predict, model, shared), rows) for model, rows in each]
                 continue
             each_step = [
                 self.call(name, everyone, shared, take(chunk, slice(len(rows))), data.x, rows)
-                for rows, _ in self._steps(lists, ids, plan)
+                for rows, _ in self._steps(lists, some, plan)
             ]
-            for j, size in enumerate(lists.sizes[ids].tolist()):
+            for j, size in enumerate(lists.sizes[some].tolist()):
                 found += [torch.cat([step[j] for step in each_step if j < len(step)])[:size]] if size else []
         return torch.cat([v.to(self.task.dtype) for v in found])
 

@@ -20,6 +20,7 @@ from fedloom.engine import batching
 from fedloom.engine.batching import Schedule
 from fedloom.engine.cohort import Cohort, Executor
 from fedloom.engine.executors.per_client import PerClientExecutor
+from fedloom.engine.executors.phases import phases_of
 from fedloom.engine.executors.scoring import score_rows
 from fedloom.engine.executors.stacked import StackedExecutor
 from fedloom.engine.graph.stacked_step import StepRunner, flat_inputs
@@ -47,7 +48,7 @@ class Workload(NamedTuple):
 
     def phases(self) -> list[tuple[str, int, Phase]]:
         """The phases of training, and those of adaptation before evaluation."""
-        kinds = {"train": self.alg.phases(self.task), "adapt": self.alg.adapt(self.task)}
+        kinds = phases_of(self.alg, self.task)
         return [(kind, index, phase) for kind, phases in kinds.items() for index, phase in enumerate(phases)]
 
 
