@@ -97,7 +97,7 @@ MISTAKES = {
     "resume a comparison as a run": (nothing, ("run", "--resume", "compared"), "fedloom compare --resume compared"),
     "resume a run as a comparison": (nothing, ("compare", "--resume", "done"), "fedloom run --resume done"),
     "resume no comparison": (nothing, ("compare", "--resume", "x"), "There is no comparison x"),
-    "resume with other rounds": (nothing, (*RESUME, "--rounds", "9"), "started with rounds=2, not 9"),
+    "resume with other rounds": (nothing, (*RESUME, "--rounds", "1"), "started with rounds=2, not 1"),
     "resume with another method": (nothing, ("run", "ditto", "--resume", "stopped"), "started with algorithm=fedavg"),
     "resume with a setting": (nothing, (*RESUME, "--set", "width=9"), "started with model.width=64, not 9"),
     "resume with another preset": (nothing, (*RESUME, "--preset", "page/synthetic"), "was started with"),

@@ -147,6 +147,6 @@ def test_a_federation_keeps_its_preprocessing_and_its_fingerprint():
     plain = make_federation(RAGGED)
     data = replace(plain, preprocessing=EXAMPLES["array"], held_out=1)
     for other in (data, data.to(torch.device("cpu"), torch.float64), data.participants()):
-        assert other.preprocessing_or_default() is EXAMPLES["array"]
+        assert other.preprocessing == EXAMPLES["array"]
     assert data.fingerprint() == plain.fingerprint()
     assert data.participants().digest() != plain.digest() == replace(data, held_out=0).digest()

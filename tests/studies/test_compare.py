@@ -66,18 +66,35 @@ def test_the_public_function_is_there_however_often_it_is_asked_for():
     assert [fedloom.compare, fedloom.compare] == [compare, compare]
 
 
+def of_methods(rows):
+    return [row for row in rows if row["method"] != "majority"]
+
+
+def test_the_majority_baseline_predicts_each_clients_most_frequent_class(done):
+    """Its accuracy is the share of test samples that are of the class most frequent in training."""
+    data = fedloom.run("local", **TASK).simulation.population.data
+    shares = []
+    for train, test in zip(data.splits["train"].lists(), data.splits["test"].lists(), strict=True):
+        most = data.y[train].bincount(minlength=data.classes).argmax()
+        shares.append(100 * float((data.y[test] == most).double().mean()))
+    (row,) = [row for row in done.rows() if row["method"] == "majority"]
+    assert row["acc_mean"] == pytest.approx(np.mean(shares), rel=1e-12)
+    assert row["acc_worst"] == pytest.approx(min(shares), rel=1e-12)
+    assert (row["bytes_up"], row["auroc_mean"]) == (0, 50)
+
+
 def test_local_is_always_among_the_methods(done):
     assert done.config["methods"] == LABELS
-    assert {row["method"] for row in done.board} == set(LABELS)
+    assert {row["method"] for row in done.board} == {*LABELS, "majority"}
 
 
 def test_local_is_not_added_twice():
     found = compare(["fedavg", "local"], seeds=1, **QUICK)
-    assert sorted(row["method"] for row in found.rows()) == ["fedavg", "local"]
+    assert sorted(row["method"] for row in found.rows()) == ["fedavg", "local", "majority"]
 
 
 def test_means_and_standard_deviations_are_those_of_single_runs(done, singles):
-    for row in done.rows():
+    for row in of_methods(done.rows()):
         means = [singles[row["method"], seed].best_on_validation()["pre_acc_mean"] for seed in (0, 1)]
         assert row["seeds"] == 2
         assert row["acc_mean"] == np.mean(means)
@@ -88,7 +105,7 @@ def test_means_and_standard_deviations_are_those_of_single_runs(done, singles):
 
 @pytest.mark.parametrize("metric", ["acc_weighted", "acc_low5", "acc_top5", "acc_worst", "client_acc_std"])
 def test_every_metric_of_the_last_round_is_that_of_single_runs(metric, done, singles):
-    for row in done.rows(selection="last"):
+    for row in of_methods(done.rows(selection="last")):
         assert row["round"] == 2
         assert row[metric] == np.mean([singles[row["method"], seed].last()[f"pre_{metric}"] for seed in (0, 1)])
 
@@ -113,7 +130,7 @@ def test_gain_and_harm_are_those_of_the_same_clients_in_single_runs(view, done, 
 
 
 def test_costs_are_those_of_a_round(done, singles):
-    rows = {row["method"]: row for row in done.rows()}
+    rows = {row["method"]: row for row in of_methods(done.rows())}
     for name, row in rows.items():
         last = singles[name, 0].last()
         assert (row["bytes_down"], row["bytes_up"]) == (last["bytes_down"], last["bytes_up"])
@@ -140,7 +157,7 @@ def test_the_rows_of_a_view_are_the_best_first(done):
 def test_a_federation_and_methods_given_as_objects_are_compared():
     data = make_federation((20, 30, 40), server=4)
     found = compare([FedAvgFT, Ditto(lam=0.5)], data, seeds=[3], rounds=1, engine="reference")
-    assert sorted(row["method"] for row in found.rows()) == ["ditto:lam=0.5", "fedavg-ft", "local"]
+    assert sorted(row["method"] for row in found.rows()) == ["ditto:lam=0.5", "fedavg-ft", "local", "majority"]
     assert found.config["dataset"] == {"name": "Federation", "own": True}
 
 
@@ -217,7 +234,7 @@ def test_a_method_asked_for_twice_is_refused(methods, name):
 
 def test_the_same_method_with_different_settings_is_two():
     found = compare(["ditto", "ditto:lam=0.5"], seeds=1, **QUICK)
-    assert sorted(row["method"] for row in found.rows()) == ["ditto", "ditto:lam=0.5", "local"]
+    assert sorted(row["method"] for row in found.rows()) == ["ditto", "ditto:lam=0.5", "local", "majority"]
 
 
 def test_no_method_is_no_comparison():
@@ -513,13 +530,13 @@ def test_a_comparison_has_seeds_instead_of_a_seed():
 
 def test_one_method_needs_no_list():
     rows = compare("fedavg", seeds=1, clients=5, rounds=1, plan="stacked-eager").rows()
-    assert {row["method"] for row in rows} == {"local", "fedavg"}
+    assert {row["method"] for row in rows} == {"local", "fedavg", "majority"}
 
 
 def test_without_validation_data_the_last_round_counts():
     found = compare(["fedavg"], seeds=1, clients=5, rounds=2, split=(0.7, 0, 0.3), plan="stacked-eager")
     assert {row["selection"] for row in found.board} == {"last"}
-    assert [row["round"] for row in found.rows()] == [2, 2]
+    assert [row["round"] for row in of_methods(found.rows())] == [2, 2]
 
 
 def test_settings_for_one_method_are_kept_in_the_folder(tmp_path):

@@ -22,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data.app, name="data")
-for command in (models.predict, models.export):
+for command in (models.predict, models.evaluate, models.export):
     app.command()(command)
 RESUMABLE = ("config.yaml", "compare.yaml", "sweep.yaml")  # a folder with one of these can be resumed
 UsageError: Any = typer.BadParameter.__base__  # typer exports its subclasses only

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.core.errors import plural
-from fedloom.metrics.registry import METRICS, column_name, in_percent
+from fedloom.metrics.leaderboard import MAJORITY
+from fedloom.metrics.registry import METRICS, column_name, in_percent, sign
 from fedloom.report import sweep as sweep_table
 from fedloom.report.leaderboard import (
     UNSEEN,
@@ -164,6 +165,13 @@ SHORT = {  # titles of metrics that fit a narrow terminal
 }  # fmt: skip
 
 
+def _no_better(rows: list[dict[str, Any]], column: str, metric: str) -> list[str]:
+    """Methods whose mean does not beat that of the majority baseline."""
+    baseline = next((row[column] for row in rows if row["method"] == MAJORITY), None)
+    others = [row for row in rows if row["method"] != MAJORITY and row.get(column) is not None]
+    return [row["method"] for row in others if baseline is not None and sign(metric) * (row[column] - baseline) <= 0]
+
+
 def _print_metrics(console: Console, result: Result) -> None:
     """Print all metrics of the personal models that `Result.model` returns, and those of the majority baseline."""
     if result.metrics is None or not len(result.metrics):
@@ -189,8 +197,9 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     first, *rest = found
     others = [column for column in rest if column not in (*HIDDEN, "last")]
     console.print(
-        f"[bold]{len(config['methods'])} methods[/] on {dataset_label(config['dataset'])}: {_describe(config['partition'])}, "
-        f"{_describe(config['model'])}, {config['rounds']} rounds, {plural(len(config['seeds']), 'seed')}",
+        f"[bold]{len(config['methods'])} methods[/] on {dataset_label(config['dataset'])}: "
+        f"{_describe(config['partition'])}, {_describe(config['model'])}, {config['rounds']} rounds, "
+        f"{plural(len(config['seeds']), 'seed')}",
         highlight=False,
     )
     title = f"\nPersonal models, test {metric} over clients{', %' * in_percent(metric)}"
@@ -205,6 +214,8 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         table.add_row(row["method"], format_cell(row, first, separator=" ±"), *numbers, last)
     console.print(table)
     console.print(f"{caption(comparison.board)}\n", style="dim", highlight=False)
+    if no_better := _no_better(rows, first, metric):
+        console.print(f"No better than the majority baseline: {', '.join(no_better)}.\n", highlight=False, markup=False)
     if held_out := unseen_rows(comparison.board):
         _print_unseen(console, held_out)
     costs = _titled_table("Cost of a round")
@@ -238,6 +249,28 @@ def print_predictions(console: Console, table: pa.Table, warnings: Sequence[str]
     if table.num_rows > SHOWN_PREDICTIONS:
         rest = "" if complete else "; --out FILE keeps all"
         console.print(f"The first {SHOWN_PREDICTIONS} of {table.num_rows} samples{rest}.", highlight=False)
+
+
+def print_evaluation(console: Console, evaluation: dict[str, Any], as_json: bool) -> None:
+    """Print all metrics of every client on new samples, as `fedloom.studies.predict.evaluate` computes them."""
+    if as_json:
+        console.out(json.dumps(evaluation), highlight=False)
+        return
+    names = [m.name for m in METRICS if m.kind == "classes"]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("client", overflow="fold")
+    for title in ("samples", *(SHORT.get(name, name) for name in names)):
+        table.add_column(title, justify="right")
+    for row in evaluation["clients"][:MAX_CLIENTS]:
+        cells = ("" if row[name] is None else f"{row[name]:.2f}" for name in names)
+        table.add_row(Text(row["client"]), str(row["samples"]), *cells)
+    if len(evaluation["clients"]) > 1:
+        for title, statistic in (("mean", "mean"), ("worst", "worst")):
+            over = (evaluation["over_clients"][name].get(statistic) for name in names)
+            table.add_row(title, "", *("" if value is None else f"{value:.2f}" for value in over), style="bold")
+    console.print(table)
+    recalls = ", ".join(f"{name} {value:.1f} %" for name, value in evaluation["recall"].items() if value is not None)
+    console.print(f"Found of each class, over all samples: {recalls}.", highlight=False, markup=False)
 
 
 def print_sweep(console: Console, sweep: Sweep) -> None:

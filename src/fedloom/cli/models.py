@@ -58,6 +58,31 @@ def predict(
         out.print(f"{plural(table.num_rows, 'prediction')} in {out_}", highlight=False, soft_wrap=True)
 
 
+def evaluate(
+    run: Run,
+    data: Data,
+    client: Client = None,
+    json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    when: When = "best",
+    join: Join = None,
+    method: Method = None,
+    seed: Seed = None,
+) -> None:
+    """Evaluate the trained models of clients on labelled samples: all metrics, for every client."""
+    from fedloom.studies.joining import join as join_run
+    from fedloom.studies.predict import evaluate as evaluate_predictions
+    from fedloom.studies.predict import predict as predict_samples
+    from fedloom.studies.predict import predict_with
+
+    begin()
+    result = _open(run, method, seed)
+    if join is not None:
+        found = predict_with(join_run(result, join), data, client or "new")
+    else:
+        found = predict_samples(result, data, client, _checked(when))
+    display.print_evaluation(out, evaluate_predictions(found), json)
+
+
 def export(
     run: Run,
     client: Annotated[str | None, typer.Option("--client", help="name or number of the client", **PLAIN)] = None,

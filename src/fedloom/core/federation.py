@@ -170,10 +170,11 @@ class Federation:
     def preprocessing_or_default(self) -> Preprocessing:
         """How new samples become like x; what follows from x, mean, std and vocab if nobody has said more."""
         if self.preprocessing is not None:
-            return self.preprocessing
+            return replace(self.preprocessing, positive=self.positive)
         shape, dtype = tuple(self.x.shape[1:]), str(self.x.dtype).removeprefix("torch.")
         names = self.class_names or tuple(map(str, range(self.classes)))
-        return preprocessing_of_arrays(shape, dtype, names, mean=self.mean, std=self.std, token_ids=self.token_ids())
+        made = preprocessing_of_arrays(shape, dtype, names, mean=self.mean, std=self.std, token_ids=self.token_ids())
+        return replace(made, positive=self.positive)
 
     def samples(self, rows: Tensor) -> Tensor:
         """Rows as input of a single model. On a CPU images are in channels-last format, which makes convolutions and

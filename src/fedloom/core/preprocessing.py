@@ -7,6 +7,7 @@ second, `Preprocessing.scale`, consists of tensor operations only, so that it ca
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -57,6 +58,11 @@ class Vocabulary:
     padding: int | None = None  # id at the end of short texts; None if texts must have `length` tokens or more
     start: int | None = None  # id before the first word of every text
 
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """The ids of words."""
+        return {word: i for i, word in enumerate(self.words)}
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -78,6 +84,7 @@ class Preprocessing:
     client: str | None = None  # column with the client
     split: str | None = None  # column that says train, val or test
     content: str | None = None  # column with the text or the picture
+    positive: int = 1  # of two classes, the one that metrics such as AUPRC are of
 
     def scale(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """A batch of encoded samples as the model receives it, computed as in training."""

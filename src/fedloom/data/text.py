@@ -62,7 +62,7 @@ def vocabulary(texts: Iterable[Iterable[str]], specials: Sequence[str], limit: i
 
 def encode_tokens(texts: Sequence[Sequence[str]], vocabulary: Vocabulary) -> np.ndarray:
     """Texts, given as tokens, as token ids [texts, length]. Without padding, none may be shorter than that."""
-    ids, length = {word: i for i, word in enumerate(vocabulary.words)}, vocabulary.length
+    ids, length = vocabulary.ids, vocabulary.length
     start = [] if vocabulary.start is None else [vocabulary.start]
     cut = slice(length) if vocabulary.padding is not None else slice(-length, None)
     rows = [[*start, *(ids.get(word, vocabulary.unknown) for word in text[cut])] for text in texts]

@@ -7,7 +7,7 @@ names.json          names of clients and classes, where the data have them
 preprocessing.json  how samples become the input of a model: columns, words, means, vocabulary, size of pictures
 rounds.parquet      metrics per evaluated round
 clients.parquet     accuracy per client and evaluated round
-metrics.parquet     all metrics per client, of the models that are kept (by round) and of the majority baseline (round 0)
+metrics.parquet     all metrics per client, of the models that are kept and, as round 0, of the majority baseline
 reports.parquet     numbers that the method reports, per round and client of its cohort; the server is client -1
 timings.parquet     seconds per round; besides it only plan.json (timings behind the choice), environment.json, run.log
                     and what checkpoints/ and store/ hold depend on the clock

@@ -61,7 +61,7 @@ def _simulation(result: Result, architecture: Architecture, samples: NewSamples)
     task = Task(
         data, network, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
         batch_size=min(s.batch_size, max(1, len(samples.x))), epochs=s.local_epochs, rounds=s.rounds,
-        participation=s.participation,
+        participation=s.participation, class_weights=s.class_weight == "balanced",
     )  # fmt: skip
     need = architecture.algorithm.min_samples(task)
     if len(samples.x) < need:

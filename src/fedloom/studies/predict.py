@@ -17,6 +17,10 @@ import torch
 from fedloom.core.errors import UserError, nearest, shown
 from fedloom.data.user_data.issues import join_names
 from fedloom.data.user_data.new_samples import NewSamples, read_new_samples
+from fedloom.metrics.classification import confusion, recalls
+from fedloom.metrics.predictions import Predictions
+from fedloom.metrics.registry import METRICS
+from fedloom.metrics.summary import over_clients
 from fedloom.storage.files import Writer, table_writer, text_writer, write_file
 from fedloom.studies.client_model import ClientModel
 from fedloom.studies.models import When, client_index
@@ -34,6 +38,7 @@ class Predicted:
     clients: list[str]  # whose model was used, for every sample
     probabilities: np.ndarray  # (samples, classes)
     classes: tuple[str, ...]
+    positive: int = 1  # of two classes, the one that metrics such as AUPRC are of
 
     @property
     def best(self) -> np.ndarray:
@@ -88,13 +93,42 @@ def predict_with(model: ClientModel, path: str | Path, name: str) -> Predicted:
     return _predicted(samples, [name] * count, [(np.arange(count), model)])
 
 
+def evaluate(found: Predicted) -> dict[str, Any]:
+    """All metrics of predictions for labelled samples: of every client, over clients, and the share of each class that
+    was found."""
+    samples = found.samples
+    if samples.y is None or (samples.y < 0).all():
+        raise UserError("The samples have no classes, so predictions cannot be evaluated; use 'fedloom predict'.")
+    known = np.flatnonzero(samples.y >= 0)
+    names = list(dict.fromkeys(found.clients[i] for i in known))
+    owner = np.array([names.index(found.clients[i]) for i in known])
+    order = np.argsort(owner, kind="stable")
+    rows = known[order]
+    starts = np.searchsorted(owner[order], np.arange(len(names) + 1))
+    predictions = Predictions(samples.y[rows], found.probabilities[rows], starts, found.positive)
+    values = {m.name: m for m in METRICS if m.kind == "classes"}
+    each = {name: metric.per_client(predictions) for name, metric in values.items()}
+    clients = [
+        {"client": name, "samples": int(predictions.sizes[i]), **{m: _finite(v[i]) for m, v in each.items()}}
+        for i, name in enumerate(names)
+    ]
+    over = {m: over_clients(v, predictions.sizes, values[m].higher_is_better) for m, v in each.items()}
+    counts = confusion(predictions).sum(0)
+    recall = dict(zip(found.classes, map(_finite, recalls(counts[None])[0]), strict=True))
+    return {"clients": clients, "over_clients": over, "recall": recall, "confusion": counts.tolist()}
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
 def _predicted(samples: NewSamples, owners: list[str], parts: list[tuple[np.ndarray, ClientModel]]) -> Predicted:
     classes = parts[0][1].classes
     probabilities = np.zeros((len(samples.x), len(classes)))
     for rows, model in parts:
         for some in _batches(rows):
             probabilities[some] = model.probabilities(torch.from_numpy(samples.x[some])).double().numpy()
-    return Predicted(samples, owners, probabilities, classes)
+    return Predicted(samples, owners, probabilities, classes, parts[0][1].preprocessing.positive)
 
 
 def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:

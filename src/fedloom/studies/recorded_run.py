@@ -120,8 +120,8 @@ class RecordedRun:
         found = make_result(describe(self.config), plan, self.partition, self.records, metrics=metrics)
         if found.all_diverged:
             log.warning("All clients diverged%s, so the results mean nothing; use a smaller lr.", self.label)
-        elif warning := found.useless():
-            log.warning("%s%s.", warning, self.label)
+        elif not self.label and (warning := found.useless()):  # of several runs, tables show it
+            log.warning("%s.", warning)
         if self.directory is None:
             return dataclasses.replace(found, simulation=self.simulation)
         files = self._final_files(partial(group.models, number))

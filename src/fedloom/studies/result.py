@@ -130,8 +130,8 @@ class Result:
         return best_on_validation(self.rounds, view, self.metric)
 
     def best_on_test(self, view: str = "pre") -> Row:
-        """The round with the best mean of the run's metric on test data. Most papers report it, but it is selected on the numbers that
-        it shows, so never quote it alone."""
+        """The round with the best mean of the run's metric on test data. Most papers report it, but it is selected on
+        the numbers that it shows, so never quote it alone."""
         return _best(self.rounds, f"{view}_{column_name(self.metric)}_mean", sign(self.metric))
 
     def convergence_round(self, view: str = "pre") -> int:
@@ -149,8 +149,8 @@ class Result:
         return bool(rows) and all(value == 1 for value in rows)
 
     def client_metrics(self, when: When | Literal["majority"] = "best") -> pa.Table:
-        """All metrics of every evaluated client: of the model that `model` returns, or of a baseline that always predicts
-        the most frequent class among the client's training samples."""
+        """All metrics of every evaluated client: of the model that `model` returns, or of a baseline that always
+        predicts the most frequent class among the client's training samples."""
         if self.metrics is None:
             raise UserError(
                 "This run has no metrics yet, or was made by an older FedLoom; continue it, or run it again."

@@ -376,8 +376,7 @@ def encode_texts(training: Preprocessing, texts: list[str], where: Origin, issue
             f"{where(short[0])}: the text has {plural(len(tokens[short[0]]), 'character')}, but the model reads the "
             f"last {vocabulary.length}; give a longer one."
         )
-    known = set(vocabulary.words)
-    if unknown := [i for i, text in enumerate(tokens) if known.isdisjoint(text)]:
+    if unknown := [i for i, text in enumerate(tokens) if vocabulary.ids.keys().isdisjoint(text)]:
         issues.warn(
             "unknown",
             f"{plural(len(unknown), 'text')} without any word of the training data, first {where(unknown[0])}: "
