@@ -308,3 +308,23 @@ def test_feature_shift_is_a_natural_partition_whose_clients_differ_in_x():
         seen.append(round(float(data.x[list(rows)].mean()) / 10))
     assert sorted(seen) == [0, 1, 2, 3]
     assert data.labels().tolist() == [[30, 30]] * 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stratified_split_gives_every_part_its_share_of_every_class(seed):
+    draw = np.random.default_rng(seed)
+    y = draw.choice(4, 300, p=[0.6, 0.3, 0.07, 0.03])
+    owner = draw.integers(0, 3, 300)
+    raw = RawDataset(np.zeros((300, 1), np.float32), y, 4, natural=tuple(np.flatnonzero(owner == i) for i in range(3)))
+    shares = {"train": 0.6, "val": 0.2, "test": 0.2}
+    data = divide(raw, Natural(), 3, split=tuple(shares.values()), stratify=True, seed=seed)
+    plain = divide(raw, Natural(), 3, split=tuple(shares.values()), seed=seed)
+    for i in range(3):
+        every = np.concatenate([data.splits[name][i].numpy() for name in shares])
+        assert sorted(every) == np.flatnonzero(owner == i).tolist()
+        for name, share in shares.items():
+            assert data.splits[name].sizes[i] == plain.splits[name].sizes[i]
+            found = np.bincount(y[data.splits[name][i].numpy()], minlength=4)
+            assert (np.abs(found - share * np.bincount(y[every], minlength=4)) <= 1.5).all(), (name, found)
+    again = divide(raw, Natural(), 3, split=tuple(shares.values()), stratify=True, seed=seed)
+    assert again.digest() == data.digest() != plain.digest()

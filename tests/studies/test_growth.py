@@ -34,7 +34,7 @@ CLOCK = ("timings.parquet", "plan.json", "environment.json", "manifest.json", "r
 
 @functools.cache
 def federation():
-    return make_federation((12, 20, 9, 15, 30, 11), dtype=torch.float32, held_out=4, server=10)
+    return make_federation((12, 20, 9, 15), dtype=torch.float32, held_out=4, server=10)
 
 
 def contents(folder):
@@ -135,7 +135,7 @@ CASES = {
     "stacked": {"plan": "stacked-eager"},
     "BatchNorm": {"model": Normalised()},
     "BatchNorm on disk": {"model": Normalised(), "store": "disk", "algorithm": "fedrep"},
-    "held out": {"holdout_clients": 2, "join_rounds": 2, "algorithm": "pfedhn"},
+    "held out": {"holdout_clients": 1, "join_rounds": 2, "algorithm": "pfedhn"},
     "momentum": {"momentum": 0.5, "weight_decay": 0.01, "algorithm": "fedper"},
     "last models only": {"keep": "last", "algorithm": "scaffold"},
     "clipped": {"clip_updates": 1.0, "screen_directions": True, "algorithm": "fedavg"},
@@ -218,28 +218,37 @@ def test_a_crash_in_the_rounds_that_were_added(rounds, store, made, tmp_path):
     assert_same_run(tmp_path / "run", made(LONG, store))
 
 
-@pytest.mark.parametrize("stop", range(1, 8))
-def test_a_crash_at_any_file_that_growth_replaces(stop, made, tmp_path, monkeypatch):
-    """The first seven files that are replaced, up to the first checkpoint: until the configuration says 8 rounds, the
-    run is one of 4, and goes on as such, too."""
-    settings, replace, calls = {"store": "memory", "checkpoint_every": 1}, os.replace, []
+def test_a_crash_at_any_file_that_is_replaced(tmp_path, monkeypatch):
+    """From one round to two. Until the configuration says two, the run has one round, and goes on as such, too."""
+    settings, replace = {"store": "disk", "algorithm": Scripted((2, 1), (1, 2))}, os.replace
+    for name, rounds in (("one", 1), ("two", 2)):
+        run(tmp_path / name, rounds, **settings)
+    crashes, unchanged, crashed = 0, 0, True
+    while crashed:
+        folder = shutil.copytree(tmp_path / "one", tmp_path / f"run-{crashes}")
+        calls = iter(range(crashes + 1))
 
-    def failing(source, target):
-        calls.append(target)
-        if len(calls) == stop:
-            raise Crash
-        replace(source, target)
+        def failing(source, target, calls=calls):
+            if next(calls, None) is None:
+                raise Crash
+            replace(source, target)
 
-    folder = shutil.copytree(made(SHORT, "memory"), tmp_path / "run")
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(os, "replace", failing)
-        grow(folder, LONG, **settings)
-    if "rounds: 4" in (folder / "config.yaml").read_text():
-        again = shutil.copytree(folder, tmp_path / "again")
-        grow(again, SHORT, **settings)
-        assert_same_run(again, made(SHORT, "memory"))
-    grow(folder, LONG, **settings)
-    assert_same_run(folder, made(LONG, "memory"))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", failing)
+            try:
+                grow(folder, 2, **settings)
+                crashed = False
+            except Crash:
+                crashes += 1
+        if "\nrounds: 1\n" in (folder / "config.yaml").read_text():
+            unchanged += 1
+            again = shutil.copytree(folder, tmp_path / f"again-{crashes}")
+            grow(again, 1, **settings)
+            assert_same_run(again, tmp_path / "one")
+        grow(folder, 2, **settings)
+        assert_same_run(folder, tmp_path / "two")
+    assert crashes > 20
+    assert 1 < unchanged < crashes / 2
 
 
 # -- comparisons, sweeps, the command line
@@ -267,6 +276,16 @@ def test_a_comparison_grows(tmp_path):
     assert fedloom.load(tmp_path / "mine").board == grown.board
     with user_error("rounds=4, not 3"):
         fedloom.compare(["fedavg", "ditto"], rounds=3, out=tmp_path / "mine", resume=True, **settings)
+
+
+@pytest.mark.xfail(strict=True, reason="Study.opened writes compare.yaml, and runs grow, before the method is refused")
+def test_a_comparison_with_a_method_that_cannot_grow_is_left_alone(tmp_path):
+    settings = {**TASK, "seeds": 1, "plan": "per-client"}
+    fedloom.compare(["fedavg", "fedphp"], rounds=1, out=tmp_path / "mine", **settings)
+    before = everything(tmp_path / "mine")
+    with user_error("fedphp cannot be given more"):
+        fedloom.compare(["fedavg", "fedphp"], rounds=2, out=tmp_path / "mine", resume=True, **settings)
+    assert everything(tmp_path / "mine") == before
 
 
 def test_a_sweep_grows(tmp_path):
@@ -313,8 +332,8 @@ def test_more_rounds_and_another_setting_are_refused(made, tmp_path):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("fedphp", "the weight of the previous model"),
-        ("partialfed", "the number of rounds before policies are trained"),
+        ("fedphp", "mu, which grows up to the last round"),
+        ("partialfed", "the number of rounds before a policy is learnt"),
         ("page", "the size of the agents' replay memory"),
         ("dap-fl", "the size of the agents' replay memory"),
     ],

@@ -140,6 +140,8 @@ def parse_config(text: str, source: str) -> ConfigDict:
     check_per_method(found.get("per_method", {}), source)
     if isinstance(header, dict) and header.get("format") == 1:
         _forget_clients(found)
+    if isinstance(header, dict) and header.get("format") in (1, 2):
+        found.setdefault("stratify", False)  # which they did not know
     return found
 
 

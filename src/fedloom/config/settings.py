@@ -26,6 +26,7 @@ class Settings:
     seed: int = setting(0, "random seed of initial model, client sampling, batches", low=0)
     partition_seed: int = setting(1, "random seed of the partition, independent of seed", low=0)
     split: tuple[float, float, float] = setting((0.7, 0.1, 0.2), "train/validation/test shares of a client's data")
+    stratify: bool = setting(False, "each client's classes have the same shares in training, validation and test data")
     pool: Literal["merged", "train", "separate"] = setting(
         "merged",
         "divided among clients: merged, all samples; train, the official training set (the official test set goes to "

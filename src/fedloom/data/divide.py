@@ -27,6 +27,7 @@ def divide(
     subset: int | None = None,
     server_share: float = 0.0,
     seed: int = 1,
+    stratify: bool = False,
 ) -> Federation:
     """Divide a raw data set among clients.
 
@@ -41,6 +42,7 @@ def divide(
         subset: keep only this many clients, drawn at random.
         server_share: share of the samples that goes to the server before the rest is divided.
         seed: random seed of partition and split.
+        stratify: a client's classes have the same shares in training, validation and test.
     """
     if min(split) < 0 or split[0] <= 0 or split[2] <= 0 or abs(sum(split) - 1) > 1e-6:
         raise UserError(
@@ -89,7 +91,8 @@ def divide(
         lists = [lists[i] for i in chosen]
         test_lists = None if test_lists is None else [test_lists[i] for i in chosen]
         names = tuple(names[i] for i in chosen) if names else ()
-    return _federation(raw, lists, test_lists, server, split, seed, ordered=raw.ordered and natural, names=names)
+    ordered = raw.ordered and natural
+    return _federation(raw, lists, test_lists, server, split, seed, ordered=ordered, stratify=stratify, names=names)
 
 
 def _restrict(lists: Sequence[np.ndarray], rows: np.ndarray, n: int) -> Lists:
@@ -130,6 +133,7 @@ def _federation(
     split: Shares,
     seed: int,
     ordered: bool,
+    stratify: bool,
     names: tuple[str, ...],
 ) -> Federation:
     """The federation of clients with these rows, each split into training, validation and test (or with `tests`).
@@ -148,6 +152,7 @@ def _federation(
         used.append(i)
         if not ordered:
             rows = rng("partition", seed, stream("split"), i).permutation(rows)
+            rows = _by_shares(rows, raw.y) if stratify and raw.y.ndim == 1 else rows
         if tests is None:
             train, val, _ = split_sizes(len(rows), split)
             pieces = (rows[:train], rows[train : train + val], rows[train + val :])
@@ -181,6 +186,15 @@ def _federation(
         notes=notes,
         preprocessing=raw.preprocessing,
     )
+
+
+def _by_shares(rows: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The rows in an order in which every section has classes in about the same shares; within a class it stays."""
+    place = np.empty(len(rows))
+    for label in np.unique(y[rows]):
+        same = np.flatnonzero(y[rows] == label)
+        place[same] = (np.arange(len(same)) + 0.5) / len(same)
+    return rows[np.argsort(place, kind="stable")]
 
 
 def validated(data: Federation) -> Federation:

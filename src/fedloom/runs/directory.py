@@ -152,6 +152,8 @@ class RunDirectory:
     def _grow(self, rounds: int) -> None:
         """Give the run more rounds: from now on it is one that was started with them and is not finished."""
         log.info("The run gets %d rounds instead of %s.", rounds, self.rounds_before)
+        if not self.checkpoints.found() and not final.is_complete(self.path):
+            log.warning("%s has not kept the state after its last round, so it starts from the beginning.", self.path)
         if not self.manifest.exists():
             self.manifest.adopt(VERIFIED)
         self.manifest.remove(["summary.json"])

@@ -69,10 +69,15 @@ def state_files(run: Simulation) -> dict[str, Writer]:
     }
 
 
+def is_complete(folder: Path) -> bool:
+    """True if the folder has all files of a final state."""
+    return all((folder / name).is_file() for name in STATE)
+
+
 def restore(folder: Path, run: Simulation) -> bool:
     """Set a run to its final state. False if the folder has none, or files of different rounds, as a process leaves
     them that was killed while it wrote them."""
-    if not all((folder / name).is_file() for name in STATE):
+    if not is_complete(folder):
         return False
     rounds = {read_note(folder / name).get("round") for name in STATE}
     if len(rounds) > 1:

@@ -62,6 +62,7 @@ def make_data(config: Config) -> Federation:
         data = divide(
             raw, config.partition, s.clients,
             split=s.split, source=s.pool, subset=s.subset, server_share=s.server_share, seed=s.partition_seed,
+            stratify=s.stratify,
         )  # fmt: skip
         if s.holdout_clients and raw.server is not None:
             notes = ("The data set gives samples of all clients to the server, also of those who are held out",)

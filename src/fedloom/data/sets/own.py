@@ -25,7 +25,7 @@ class OwnData(Dataset):
     model = "mlp"
     partition = "natural"
     built_in = True  # there is nothing to download
-    usual = {"lr": 0.05, "rounds": 50}
+    usual = {"lr": 0.05, "rounds": 50, "stratify": True}
 
     path: str = setting("", "file or folder with the data")
     kind: Literal["auto", "table", "image", "text", "sequence"] = setting("auto", "what the samples are")

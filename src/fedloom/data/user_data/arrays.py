@@ -202,6 +202,7 @@ def federation(
     normalise: bool = False,
     vocab: int | None = None,
     seed: int = 1,
+    stratify: bool = False,
 ) -> Federation:
     """A federation from arrays, to be given to `fedloom.run`, `compare` or `sweep` as the data set.
 
@@ -215,6 +216,7 @@ def federation(
         normalise: standardise columns of numbers to mean 0 and standard deviation 1 over the training samples.
         vocab: number of token ids, if x holds sequences of them.
         seed: random seed of partition and split.
+        stratify: a client's classes have the same shares in training, validation and test.
 
     >>> import fedloom, numpy as np
     >>> x, y = np.random.default_rng(0).normal(size=(30, 4)), np.arange(30) % 2
@@ -248,6 +250,13 @@ def federation(
         scaling=scaling, class_names=classes, client_names=names, notes=issues.notes(), preprocessing=preprocessing,
     )  # fmt: skip
     scheme = partition if partition is not None else "dirichlet_class" if clients is None else Natural()
-    data = divide(raw, PARTITIONS[scheme]() if isinstance(scheme, str) else scheme, count, split=split, seed=seed)
+    data = divide(
+        raw,
+        PARTITIONS[scheme]() if isinstance(scheme, str) else scheme,
+        count,
+        split=split,
+        seed=seed,
+        stratify=stratify,
+    )
     validated(data)  # raises a mistake now; columns are scaled when it is known which clients are held out
     return data
