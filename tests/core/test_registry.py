@@ -232,4 +232,4 @@ print(json.dumps([norm(plain), norm(all_), norm(none), all_.config["algorithm"],
     assert plain > 0
     assert none == 0  # logistic regression starts at zero
     assert described == {"name": "guest", "share": 1.0}
-    assert sorted(methods) == ["guest:share=0.5", "local"]
+    assert sorted(methods) == ["guest:share=0.5", "local", "majority"]

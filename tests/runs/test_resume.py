@@ -237,7 +237,7 @@ def test_a_directory_holds_what_it_says(tmp_path):
     assert {path.name for path in folder.iterdir()} == {
         "manifest.json", "config.yaml", "plan.json", "partition.parquet", "rounds.parquet", "clients.parquet",
         "reports.parquet", "timings.parquet", "final", "summary.json", "environment.json", "run.log",
-        "preprocessing.json",
+        "preprocessing.json", "metrics.parquet",
     }  # fmt: skip
     partition = pq.read_table(folder / "partition.parquet").to_pylist()
     assert [row["client"] for row in partition] == [0, 1, 2, 3, 4, -1]  # the last is the server's

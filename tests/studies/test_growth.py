@@ -11,23 +11,43 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from helpers import Crash, SingleRun, SmallNet, crash_after, make_federation, make_task, method, methods, run_cli
+from helpers import (
+    Crash,
+    SingleRun,
+    SmallNet,
+    crash_after,
+    make_federation,
+    make_task,
+    method,
+    methods,
+    run_cli,
+    state_bytes,
+)
 from kills import REPRODUCIBLE_FILES
 from sentences import user_error
 
 import fedloom
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.core.algorithm import ALGORITHMS
 from fedloom.core.task import Task
+from fedloom.core.tree import leaves
 from fedloom.data.divide import hold_out
 from fedloom.engine.plan import Plan
+from fedloom.runs import final
 from fedloom.runs.interrupt import Stopped
+from fedloom.storage.files import write_file
 from fedloom.storage.manifest import Manifest
 
 SHORT, LONG = 4, 8
 SMALL = {"batch_size": 100, "lr": 0.1, "plan": "per-client", "participation": 0.5}
-# of methods that refuse the settings above
-OF_METHOD = {"per-fedavg": {"allow_small": True}, "pfedme": {"lam": 2.0}}
+# of methods that refuse the settings above, or take long
+OF_METHOD = {
+    "dap-fl": {"ep_max": 2},
+    "fedala": {"start_epochs": 2},
+    "fedrecon": {"query_epochs": 2, "pseudo_clients": 2},
+    "mapper": {"lambdas": (0.25, 0.5)},
+    "per-fedavg": {"allow_small": True},
+    "pfedme": {"lam": 0.5},
+}
 # all other files of a run depend on nothing but its settings
 CLOCK = ("timings.parquet", "plan.json", "environment.json", "manifest.json", "run.log")
 
@@ -41,6 +61,11 @@ def contents(folder):
     """The bytes of all files of a run that do not depend on the clock."""
     files = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
     return {name: file.read_bytes() for name, file in files.items() if name not in CLOCK}
+
+
+def leaves_of(scores):
+    """All arrays of nested dictionaries."""
+    return [found for splits in scores.values() for found in splits.values()]
 
 
 def everything(folder):
@@ -81,22 +106,59 @@ def grow(folder, rounds, algorithm="ditto", **settings):
 # -- the same bytes
 
 
+class WatchedTask(Task):
+    """A task that remembers who has read its number of rounds."""
+
+    readers: list[tuple[str, str]] = []  # modules and functions
+
+    @property
+    def rounds(self):
+        frame = sys._getframe(1)
+        self.readers.append((frame.f_globals["__name__"], frame.f_code.co_name))
+        return self.__dict__["rounds"]
+
+    @rounds.setter
+    def rounds(self, value):
+        self.__dict__["rounds"] = value
+
+
 @pytest.mark.parametrize("name", methods())
-def test_a_method_grows_or_is_refused(name, tmp_path):
-    """From one round to two; whatever server and clients keep is there."""
-    settings = dict(OF_METHOD.get(name, {}))
-    if not ALGORITHMS[name].partial:
-        settings["participation"] = 1.0
-    run(tmp_path / "run", 1, name, **settings)
-    if why := method(name).depends_on_rounds(make_task((3, 4), rounds=1)):
-        before = everything(tmp_path / "run")
-        with user_error(f"{name} cannot be given more than the 1 rounds", why, "start a new run with rounds=2"):
-            grow(tmp_path / "run", 2, name, **settings)
-        assert everything(tmp_path / "run") == before
-    else:
-        run(tmp_path / "whole", 2, name, **settings)
-        grow(tmp_path / "run", 2, name, **settings)
-        assert_same_run(tmp_path / "run", tmp_path / "whole")
+def test_every_method_goes_on_from_its_final_state_to_the_bit(name, tmp_path):
+    """With BatchNorm, clients that join and, where the method allows it, momentum: all that server and clients may
+    keep. A method that reads the number of rounds, in whatever it computes, says that it depends on it."""
+    alg = method(name, **OF_METHOD.get(name, {}))
+    settings = {"momentum": 0.0 if name == "scaffold" else 0.5, "participation": 0.5 if alg.partial else 1.0}
+    plain = make_task((12, 20, 9, 15), norm=True, data={"server": 10}, batch_size=20, lr=0.05, rounds=2, **settings)
+    values = {field: getattr(plain, field) for field in plain.__dataclass_fields__}
+    task = WatchedTask(**{**values, "data": hold_out(plain.data, 1, 0)})
+    WatchedTask.readers.clear()
+    alg.check(task)
+    whole, second = (SingleRun(alg, task, 3, plan=Plan("per-client"), join_rounds=2) for _ in range(2))
+    whole.advance()
+    (tmp_path / "final").mkdir()
+    for file, writer in final.state_files(whole.simulation).items():
+        write_file(tmp_path / file, writer)
+    assert final.restore(tmp_path, second.simulation)
+    assert second.t == 1
+    a, b = whole.advance(), second.advance()
+    assert state_bytes(second) == state_bytes(whole)
+    assert [v.numpy().tobytes() for v in leaves(second.stats)] == [v.numpy().tobytes() for v in leaves(whole.stats)]
+    assert second.store.trained.tobytes() == whole.store.trained.tobytes()
+    assert [v.tobytes() for v in leaves_of(a.scores)] == [v.tobytes() for v in leaves_of(b.scores)]
+    assert a.unseen_scores["joined"].tobytes() == b.unseen_scores["joined"].tobytes()
+    assert len(list(whole.group.models(0))) == 2  # participants, and the one that is held out
+    readers = {function for module, function in WatchedTask.readers if module.startswith("fedloom.algorithms.")}
+    assert bool(alg.depends_on_rounds(task)) == bool(readers - {"depends_on_rounds"}), readers
+
+
+@pytest.mark.parametrize("name", ["fedphp", "partialfed", "page", "dap-fl"])
+def test_a_method_that_depends_on_the_rounds_is_refused_and_left_alone(name, tmp_path):
+    run(tmp_path / "run", 2, name, participation=1.0)
+    why = method(name).depends_on_rounds(make_task((3, 4), rounds=2))
+    before = everything(tmp_path / "run")
+    with user_error(f"{name} cannot be given more than the 2 rounds", why, "start a new run with rounds=4"):
+        grow(tmp_path / "run", 4, name, participation=1.0)
+    assert everything(tmp_path / "run") == before
 
 
 # validation accuracy by round, 1 to 8; with eval_every=3, rounds 3, 6 and the last one, 4 or 8, are evaluated
@@ -110,7 +172,7 @@ SCRIPTS = {
 NEXT = dict(zip(SCRIPTS, [*list(SCRIPTS)[1:], "early"], strict=True))
 
 
-@pytest.mark.parametrize(("every", "store"), [(1, "memory"), (3, "memory"), (3, "disk")])
+@pytest.mark.parametrize(("every", "store"), [(1, "memory"), (3, "disk")])
 @pytest.mark.parametrize("personal", SCRIPTS)
 def test_whichever_round_is_the_best(personal, every, store, tmp_path, request):
     """The global model has its own best round."""
@@ -146,9 +208,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_with_all_that_a_run_may_keep(case, tmp_path):
-    run(tmp_path / "whole", 5, eval_every=2, **CASES[case])
+    run(tmp_path / "whole", 4, eval_every=2, **CASES[case])
     run(tmp_path / "run", 3, eval_every=2, **CASES[case])
-    grow(tmp_path / "run", 5, eval_every=2, **CASES[case])
+    grow(tmp_path / "run", 4, eval_every=2, **CASES[case])
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
@@ -205,8 +267,7 @@ def test_a_run_that_is_not_finished_grows_from_its_checkpoint(when, store, made,
     assert_same_run(tmp_path / "run", made(LONG, store))
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
-@pytest.mark.parametrize("rounds", [4, 5, 7, 8])
+@pytest.mark.parametrize(("rounds", "store"), [(4, "memory"), (4, "disk"), (6, "disk"), (8, "memory")])
 def test_a_crash_in_the_rounds_that_were_added(rounds, store, made, tmp_path):
     """After 4 rounds, when not one was added yet, and after the last, before the final files are written."""
     shutil.copytree(made(SHORT, store), tmp_path / "run")
@@ -219,14 +280,15 @@ def test_a_crash_in_the_rounds_that_were_added(rounds, store, made, tmp_path):
 
 
 def test_a_crash_at_any_file_that_is_replaced(tmp_path, monkeypatch):
-    """From one round to two. Until the configuration says two, the run has one round, and goes on as such, too."""
+    """From one round to two: at each of the first files, and at every third later. Until the configuration says two
+    rounds, the run has one, and goes on as such, too."""
     settings, replace = {"store": "disk", "algorithm": Scripted((2, 1), (1, 2))}, os.replace
     for name, rounds in (("one", 1), ("two", 2)):
         run(tmp_path / name, rounds, **settings)
     crashes, unchanged, crashed = 0, 0, True
     while crashed:
         folder = shutil.copytree(tmp_path / "one", tmp_path / f"run-{crashes}")
-        calls = iter(range(crashes + 1))
+        calls = iter(range(crashes))
 
         def failing(source, target, calls=calls):
             if next(calls, None) is None:
@@ -239,7 +301,7 @@ def test_a_crash_at_any_file_that_is_replaced(tmp_path, monkeypatch):
                 grow(folder, 2, **settings)
                 crashed = False
             except Crash:
-                crashes += 1
+                crashes += 1 if crashes < 6 else 3
         if "\nrounds: 1\n" in (folder / "config.yaml").read_text():
             unchanged += 1
             again = shutil.copytree(folder, tmp_path / f"again-{crashes}")
@@ -248,7 +310,7 @@ def test_a_crash_at_any_file_that_is_replaced(tmp_path, monkeypatch):
         grow(folder, 2, **settings)
         assert_same_run(folder, tmp_path / "two")
     assert crashes > 20
-    assert 1 < unchanged < crashes / 2
+    assert unchanged > 1
 
 
 # -- comparisons, sweeps, the command line
@@ -267,15 +329,15 @@ def assert_same_study(found, expected, count):
 def test_a_comparison_grows(tmp_path):
     """Its seeds are stacked."""
     settings = {**TASK, "seeds": 2, "plan": "stacked-eager", "eval_every": 2}
-    whole = fedloom.compare(["fedavg", "ditto"], rounds=4, out=tmp_path / "whole", **settings)
-    fedloom.compare(["fedavg", "ditto"], rounds=3, out=tmp_path / "mine", **settings)
-    grown = fedloom.compare(["fedavg", "ditto"], rounds=4, out=tmp_path / "mine", resume=True, **settings)
-    assert_same_study(tmp_path / "mine", tmp_path / "whole", 6)
+    whole = fedloom.compare("ditto", rounds=4, out=tmp_path / "whole", **settings)
+    fedloom.compare("ditto", rounds=3, out=tmp_path / "mine", **settings)
+    grown = fedloom.compare("ditto", rounds=4, out=tmp_path / "mine", resume=True, **settings)
+    assert_same_study(tmp_path / "mine", tmp_path / "whole", 4)
     assert (tmp_path / "mine" / "compare.yaml").read_bytes() == (tmp_path / "whole" / "compare.yaml").read_bytes()
     assert [row["acc_mean"] for row in grown.board] == [row["acc_mean"] for row in whole.board]
     assert fedloom.load(tmp_path / "mine").board == grown.board
     with user_error("rounds=4, not 3"):
-        fedloom.compare(["fedavg", "ditto"], rounds=3, out=tmp_path / "mine", resume=True, **settings)
+        fedloom.compare("ditto", rounds=3, out=tmp_path / "mine", resume=True, **settings)
 
 
 @pytest.mark.xfail(strict=True, reason="Study.opened writes compare.yaml, and runs grow, before the method is refused")
@@ -289,7 +351,7 @@ def test_a_comparison_with_a_method_that_cannot_grow_is_left_alone(tmp_path):
 
 
 def test_a_sweep_grows(tmp_path):
-    settings = {**TASK, "grid": {"lam": [0.1, 1.0]}, "plan": "stacked-eager"}
+    settings = {**TASK, "grid": {"lam": [0.1, 1.0]}, "plan": "per-client"}
     fedloom.sweep("ditto", rounds=3, out=tmp_path / "whole", **settings)
     fedloom.sweep("ditto", rounds=2, out=tmp_path / "mine", **settings)
     fedloom.sweep("ditto", rounds=3, out=tmp_path / "mine", resume=True, **settings)
@@ -348,42 +410,6 @@ def test_a_replay_memory_that_was_full_does_not_depend_on_the_rounds(tmp_path):
     run(tmp_path / "run", 3, **settings)
     grow(tmp_path / "run", 4, **settings)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
-
-
-class WatchedTask(Task):
-    """A task that knows who has read its number of rounds."""
-
-    readers: list[tuple[str, str]] = []  # modules and functions
-
-    @property
-    def rounds(self):
-        frame = sys._getframe(1)
-        self.readers.append((frame.f_globals["__name__"], frame.f_code.co_name))
-        return self.__dict__["rounds"]
-
-    @rounds.setter
-    def rounds(self, value):
-        self.__dict__["rounds"] = value
-
-
-@pytest.mark.parametrize("name", methods())
-def test_a_method_that_reads_the_number_of_rounds_depends_on_it(name):
-    """In a run with everything: training, evaluation, joining, reports, the models that are handed out."""
-    alg = method(name, **{key: value for key, value in OF_METHOD.get(name, {}).items() if key != "lr"})
-    plain = make_task((12, 9, 14, 8), data={"server": 10}, rounds=3, batch_size=20, lr=0.05)
-    values = {field: getattr(plain, field) for field in plain.__dataclass_fields__}
-    task = WatchedTask(**{**values, "data": hold_out(plain.data, 1, 0)})
-    WatchedTask.readers.clear()
-    alg.check(task)
-    run = SingleRun(alg, task, 3, plan=Plan("per-client"), join_rounds=2)
-    for _ in range(2):
-        run.advance(evaluate=True)
-    for ids, _ in run.group.models(0):
-        assert len(ids)
-    alg.global_model(run.task, run.server)
-    readers = {function for module, function in WatchedTask.readers if module.startswith("fedloom.algorithms.")}
-    depends = bool(alg.depends_on_rounds(task))
-    assert depends == bool(readers - {"depends_on_rounds"}), readers
 
 
 # -- folders that lack something

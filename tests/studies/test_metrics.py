@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import sklearn.metrics as sk
 import torch
-from helpers import run_cli
+from helpers import methods, run_cli
 from sentences import user_error
 
 import fedloom
-from fedloom.core.algorithm import ALGORITHMS
 from fedloom.metrics.registry import METRICS
 
 TASK = {
@@ -51,7 +50,7 @@ def test_the_metric_of_every_client_is_that_of_its_model(method, plan):
     assert result.best_on_validation() == best
 
 
-@pytest.mark.parametrize("method", ALGORITHMS.names())
+@pytest.mark.parametrize("method", methods())
 def test_every_method_has_the_same_metrics_on_every_engine(method):
     settings = {**TASK, "rounds": 2, "metric": "log_loss", "class_weight": "balanced", "server_share": 0.1}
     one, other = (fedloom.run(method, plan=plan, **settings) for plan in ("per-client", "stacked-eager"))
@@ -74,8 +73,8 @@ def test_all_metrics_are_kept_for_the_best_and_the_last_round(tmp_path):
         columns = ["round", "client", "accuracy", "log_loss", "confusion"]
         assert found.select(columns).equals(result.client_metrics(when).select(columns))
         assert np.mean(found["accuracy"].to_numpy()) == pytest.approx(row["pre_acc_mean"], rel=1e-12)
-        counts = np.array(found["confusion"].to_pylist()).reshape(4, 10, 10)
-        assert counts.sum((1, 2)).tolist() == found["samples"].to_pylist()
+        counts = np.array(found["confusion"].to_pylist())
+        assert counts.sum(1).tolist() == found["samples"].to_pylist()
 
 
 def test_where_lower_is_better_the_lowest_is_selected():

@@ -31,10 +31,17 @@ from fedloom.studies.joining import join
 TIE = 1e-5  # two logits that are as near as this may change places
 CLASSES = 4
 NAMES = ("Berlin", "Lisbon", "Madrid", "Oslo")
-TASK = {"lr": 0.3, "batch_size": 100, "rounds": 3, "plan": "per-client", "holdout_clients": 1, "join_rounds": 2}
+TASK = {"lr": 0.6, "batch_size": 100, "rounds": 2, "plan": "per-client", "holdout_clients": 1, "join_rounds": 2}
 SMALL = {"model": "mlp", "width": 8, **TASK}
-# of methods that refuse the settings above
-OF_METHOD = {"per-fedavg": {"allow_small": True}, "pfedme": {"lam": 2.0}}
+# of methods that refuse the settings above, or take long
+OF_METHOD = {
+    "dap-fl": {"ep_max": 2},
+    "fedala": {"start_epochs": 2},
+    "fedrecon": {"query_epochs": 2, "pseudo_clients": 2},
+    "mapper": {"lambdas": "0.25/0.5"},
+    "per-fedavg": {"allow_small": True},
+    "pfedme": {"lam": 0.5},
+}
 
 
 @functools.cache
@@ -123,7 +130,7 @@ def assert_models_as_recorded(result, data):
             assert_as_recorded(result.model(client, when), data.x[mine], data.y[mine], accuracy)
 
 
-BEST_IS_LAST = ("gpfl",)  # the only method here whose best round is the last one
+BEST_IS_LAST = ("plgu-grep",)  # the only method here whose best round is the last one
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +306,7 @@ class Normalised(SmallNet):
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "ditto"])
 def test_running_statistics_are_kept_and_used(name, tmp_path):
     data = pixels()
-    fedloom.run(name, data, out=tmp_path / "run", model=Normalised(), **TASK)
+    fedloom.run(name, data, out=tmp_path / "run", model=Normalised(), **{**TASK, "batch_size": 8})
     assert any("running_var" in key for key in load_file(tmp_path / "run" / "final" / "models_last.safetensors"))
     assert any("running_var" in key for key in load_file(tmp_path / "run" / "final" / "clients.safetensors"))
     result = fedloom.load(tmp_path / "run", model=Normalised())
@@ -397,17 +404,17 @@ def test_texts(tmp_path):
 def test_the_models_of_a_comparison(tmp_path):
     data = pixels()
     settings = {**SMALL, "plan": "stacked-eager"}
-    made = fedloom.compare(["fedrep", "fedproto"], data, seeds=2, out=tmp_path / "mine", **settings)
+    made = fedloom.compare("fedproto", data, seeds=2, out=tmp_path / "mine", **settings)
     found = fedloom.load(tmp_path / "mine")
     assert found.board == made.board
-    for method in ("local", "fedrep", "fedproto"):
+    for method in ("local", "fedproto"):
         for seed in (0, 1):
             assert_models_as_recorded(found.run(method, seed), data)
-    assert_same_weights(found.model(0, "fedrep", seed=1, when="last"), made.run("fedrep", 1).model(0, "last"))
+    assert_same_weights(found.model(0, "fedproto", seed=1, when="last"), made.run("fedproto", 1).model(0, "last"))
     first = found.rows()[0]["method"]
     assert_same_weights(found.model("Oslo"), found.run(first, 0).model("Oslo"))
-    with user_error("Unknown method of this comparison 'fedreb'", "did you mean 'fedrep'?"):
-        found.model(0, "fedreb")
+    with user_error("Unknown method of this comparison 'fedprot'", "did you mean 'fedproto'?"):
+        found.model(0, "fedprot")
     with user_error("Unknown seed of this comparison '2'"):
         found.model(0, seed=2)
     with user_error("is a comparison", "load one of its runs"):
@@ -466,7 +473,7 @@ def test_without_any_model_final_is_empty(tmp_path):
 def test_an_unfinished_run_has_no_models_yet(tmp_path):
     settings = {**SMALL, "checkpoint_every": 1}
     with pytest.raises(Crash):
-        fedloom.run("fedavg", pixels(), out=tmp_path / "run", on_round=crash_after(3), **settings)
+        fedloom.run("fedavg", pixels(), out=tmp_path / "run", on_round=crash_after(2), **settings)
     with user_error("is not finished", "--resume"):
         fedloom.load(tmp_path / "run").model(0)
 

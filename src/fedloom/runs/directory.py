@@ -123,7 +123,11 @@ class RunDirectory:
         old = self.config()
         check_same(old, config, self.path)
         self.rounds_before = old.get("rounds", config["rounds"])
-        return self.finished and self.rounds_before == config["rounds"]
+        done = self.finished and self.rounds_before == config["rounds"]
+        if done and final.is_complete(self.path) and (self.checkpoints.folder.exists() or self.store.exists()):
+            with contextlib.suppress(UserError), exclusive_lock(self.path):
+                self._remove_unfinished()  # it was killed when it had nothing else to do
+        return done
 
     @contextmanager
     def claimed(self, config: ConfigDict, resume: bool) -> Iterator[None]:
@@ -250,17 +254,28 @@ class RunDirectory:
             self.manifest.adopt(VERIFIED)
         with reported_damage(self.path):
             before = read_json(starts, "starts") if starts.exists() else []
-            self.checkpoints.restore(run, up_to)
-            if not run.t and not self.checkpoints.found():
-                if self.manifest.exists():
-                    self.manifest.verify(final.STATE)
-                final.restore(self.path, run)
+            self._restore(run, up_to)
             if run.t:
                 records = Records.load(self.path, run.t)
                 log.info("Going on after round %d.", run.t)
         started = {"starts": [*before, environment(run.task.data.device)]}
         self.manifest.write({starts.name: json_writer(started), **self._changed_plan(run, plan)})
         return records
+
+    def restore(self, run: Simulation) -> None:
+        """Set a run to its state after the last round."""
+        with reported_damage(self.path):
+            self._restore(run, None)
+        if not run.t:
+            raise UserError(f"{self.path} has no state to go on from; repeat the run, with keep=last.")
+
+    def _restore(self, run: Simulation, up_to: int | None) -> None:
+        """From the newest checkpoint or, of a finished run, from its final state."""
+        self.checkpoints.restore(run, up_to)
+        if not run.t and not self.checkpoints.found():
+            if self.manifest.exists():
+                self.manifest.verify(final.STATE)
+            final.restore(self.path, run)
 
     def _changed_plan(self, run: Simulation, plan: Plan) -> dict[str, Writer]:
         """plan.json, if it has changed: a plan changes when memory is short, and kernels are chosen while it runs."""
@@ -285,6 +300,12 @@ class RunDirectory:
         checksums = {name: self.manifest.files[name][-1] for name in sorted(self.manifest.files) if "/" in name}
         self.manifest.write({"summary.json": json_writer({**summary, "files": checksums})})
         self.manifest.save()  # which now has the checksums of the last files only
+        self._remove_unfinished()
+        with log_only_to(self.path):
+            log.info("Finished.")
+
+    def _remove_unfinished(self) -> None:
+        """Remove what only a run needs that is not finished."""
         for folder, own in (
             (self.checkpoints.folder, self.checkpoints.found()),
             (self.store / "best", (self.store / "best").glob("*.npy")),
@@ -294,8 +315,6 @@ class RunDirectory:
                 for file in own:
                     file.unlink()
                 folder.rmdir()
-        with log_only_to(self.path):
-            log.info("Finished.")
 
     @property
     def finished(self) -> bool:

@@ -65,7 +65,7 @@ class ClientModel(nn.Module):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the logits; empty if they have none."""
+        """Names of the classes, in the order of the logits."""
         return self.preprocessing.classes
 
     def encode(self, samples: Any) -> Tensor:
@@ -101,14 +101,18 @@ class ClientModel(nn.Module):
 
     @torch.no_grad()
     def probabilities(self, samples: Any) -> Tensor:
-        """The probability of each class, one row per sample."""
-        return torch.softmax(self(samples), -1)
+        """The probability of each class, one row per sample. Outputs that stand for no class do not count."""
+        return torch.softmax(self(samples)[..., : len(self.classes)], -1)
 
     @torch.no_grad()
-    def predict(self, samples: Any) -> list[str] | Tensor:
-        """The most probable class of each sample: its name, or its index if classes have no names."""
-        best = self(samples).argmax(-1)
-        return [self.classes[c] for c in best.tolist()] if self.classes else best
+    def predict(self, samples: Any) -> list[Any]:
+        """The name of the most probable class of each sample; a list of names if the model predicts one at every
+        position."""
+        best = self(samples)[..., : len(self.classes)].argmax(-1)
+        return [self._names(c) for c in best.tolist()]
+
+    def _names(self, best: Any) -> Any:
+        return [self._names(c) for c in best] if isinstance(best, list) else self.classes[best]
 
 
 def _buffer_name(path: tuple[Any, ...]) -> str:

@@ -72,13 +72,11 @@ def _resume(folder: Path) -> tuple[Simulation, Plan | str]:
     config = resolve(directory.config())
     if not isinstance(config.algorithm, PAGE):
         raise UserError(f"{folder} is a run of {config.algorithm.name}; only page has agents that could deviate.")
-    if directory.store.exists():
-        raise UserError(f"{folder} keeps its clients' state in store/; repeat it with store=memory.")
     if not directory.finished:
         raise UserError(f"{folder} is not finished; continue the run with --resume {folder}.")
     task = make_task(config)
     run = Simulation(config.algorithm, task, config.settings.seed)
-    directory.checkpoints.restore(run)
+    directory.restore(run)
     return run, directory.plan(task.data.device) or "auto"
 
 

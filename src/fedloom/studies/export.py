@@ -44,8 +44,7 @@ def export(model: ClientModel, folder: str | Path, format: Format = "torch") -> 
         write_file(path, lambda file: file.write(save(weights)))
     elif format == "torch":
         program = _program(model)
-        with oserror_as_user_error(path):
-            torch.export.save(program, path)
+        write_file(path, lambda file: torch.export.save(program, file))
     else:
         _export_onnx(model, path)
     write_file(place / "preprocessing.json", json_writer(model.preprocessing.to_json()))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedloom.config.settings import Settings
+from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.settings import build, fields
@@ -58,18 +59,25 @@ def _simulation(result: Result, architecture: Architecture, samples: NewSamples)
     rows = data.splits["train"][data.clients][:2]
     sample = data.samples(rows.repeat(2)[:2])
     network: Any = Network(architecture.make, architecture.head, sample, architecture.dtype)
+    most = max(int(rows.sizes.max()) for rows in data.splits.values())  # no batch is larger
     task = Task(
         data, network, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
-        batch_size=min(s.batch_size, max(1, len(samples.x))), epochs=s.local_epochs, rounds=s.rounds,
+        batch_size=min(s.batch_size, most), epochs=s.local_epochs, rounds=s.rounds,
         participation=s.participation, class_weights=s.class_weight == "balanced",
     )  # fmt: skip
-    need = architecture.algorithm.min_samples(task)
+    need = _least_samples(architecture.algorithm, task)
     if len(samples.x) < need:
         name, count = architecture.algorithm.name, len(samples.x)
         raise UserError(f"{name} needs {need} samples of a new client, but there are {count}; give more.")
     run = Simulation(architecture.algorithm, task, s.seed, join_rounds=s.join_rounds, screening=False)
     final.restore_server(result.folder, run)
     return run
+
+
+def _least_samples(alg: Algorithm, task: Task) -> int:
+    """Samples without which a client does not train: some methods take batches in groups, and only complete ones."""
+    groups = [phase for phase in alg.phases(task) if phase.group > 1 and not phase.halve]
+    return max([alg.min_samples(task), *(phase.group * (phase.batch or task.batch_size) for phase in groups)])
 
 
 def _federation(directory: RunDirectory, architecture: Architecture, samples: NewSamples) -> Federation:

@@ -127,7 +127,10 @@ def _predicted(samples: NewSamples, owners: list[str], parts: list[tuple[np.ndar
     probabilities = np.zeros((len(samples.x), len(classes)))
     for rows, model in parts:
         for some in _batches(rows):
-            probabilities[some] = model.probabilities(torch.from_numpy(samples.x[some])).double().numpy()
+            found = model.probabilities(torch.from_numpy(samples.x[some])).double().numpy()
+            if found.ndim > 2:
+                raise UserError("The model predicts a class at every position of a sample; use it in Python instead.")
+            probabilities[some] = found
     return Predicted(samples, owners, probabilities, classes, parts[0][1].preprocessing.positive)
 
 
