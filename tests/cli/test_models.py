@@ -5,8 +5,10 @@ import contextlib
 import functools
 import json
 import re
+import shlex
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow.csv
@@ -21,10 +23,12 @@ from safetensors.torch import load_file
 import fedloom
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.preprocessing import Preprocessing
+from fedloom.models import residual
 from fedloom.models.zoo import MODELS
 from fedloom.studies.export import example, export
 from fedloom.studies.joining import join
 
+PAGE = Path(__file__).parents[2] / "docs" / "trained-models.md"
 SMALL = {"rounds": 2, "batch_size": 100, "lr": 0.3, "plan": "per-client"}
 PATIENTS = rows(60)
 CLASSES = ("ill", "well")
@@ -275,6 +279,26 @@ def test_outputs_that_stand_for_no_class_are_never_predicted(tmp_path):
     assert model.probabilities(data.x).shape == (len(data.x), 2)
 
 
+def test_the_page_about_trained_models_is_true(fed, tmp_path):
+    """Its commands and its Python run one after another."""
+    pytest.importorskip("onnxruntime")
+    draw = np.random.default_rng(0)
+    made = [(site, age, sex, 100 + int(draw.integers(60)), label) for site, age, sex, label in rows(90)]
+    write(tmp_path / "hospitals.csv", csv(made, "site,age,sex,pressure,diagnosis"))
+    write(tmp_path / "patients.csv", csv([row[:4] for row in made[:5]], "site,age,sex,pressure"))
+    write(tmp_path / "oslo.csv", csv([row[1:] for row in made[:30]], "age,sex,pressure,diagnosis"))
+    write(tmp_path / "oslo-new.csv", csv([row[1:4] for row in made[:5]], "age,sex,pressure"))
+    scope: dict = {"__name__": "page"}
+    ran = 0
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        if language == "python":
+            exec(compile(block, PAGE.name, "exec"), scope)
+        for line in block.splitlines() if language == "" else ():
+            fed(*shlex.split(line)[1:], *(("--set", "plan=per-client") if "--dataset" in line else ()))
+        ran += language in ("", "python")
+    assert ran == 9
+
+
 # -- files for other programs
 
 
@@ -388,7 +412,7 @@ def _table_of_operators():
         with contextlib.suppress(ImportError, AttributeError):
             from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-            patch.setattr(ONNXRegistry, "from_torchlib", functools.cache(ONNXRegistry.from_torchlib))
+            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
         yield
 
 
@@ -418,10 +442,11 @@ def test_every_model_is_in_the_list():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_model_as_onnx(name, tmp_path, monkeypatch):
-    """After one round, so that running statistics are not the initial ones; residual networks with one block of each
-    width, where that can be set."""
+    """After one round, so that running statistics are not the initial ones; residual networks have one block of each
+    width."""
     pytest.importorskip("onnxruntime")
-    monkeypatch.setattr(MODELS[name], "depths", (1, 1, 1, 1), raising=False)
+    whole = residual._resnet
+    monkeypatch.setattr(residual, "_resnet", lambda stem, depths, *rest: whole(stem, (1,) * len(depths), *rest))
     shape, vocab, settings = FAMILIES[name]
     draw = np.random.default_rng(0)
     if vocab is not None:

@@ -63,9 +63,9 @@ def contents(folder):
     return {name: file.read_bytes() for name, file in files.items() if name not in CLOCK}
 
 
-def leaves_of(scores):
-    """All arrays of nested dictionaries."""
-    return [found for splits in scores.values() for found in splits.values()]
+def score_bytes(scores):
+    """The scores of all views and splits."""
+    return {(view, split): found.tobytes() for view, splits in scores.items() for split, found in splits.items()}
 
 
 def everything(folder):
@@ -87,8 +87,8 @@ class Scripted(FedAvg):
 
     name = "test-scripted"
 
-    personal: tuple[float, ...] = ()
-    shared_model: tuple[float, ...] = ()
+    personal: tuple[float, ...] = fedloom.setting((), "validation accuracy of personal models by round")
+    shared_model: tuple[float, ...] = fedloom.setting((), "validation accuracy of the global model by round")
 
     def report_round(self, rounds):
         t = rounds[-1]["round"] - 1
@@ -144,7 +144,7 @@ def test_every_method_goes_on_from_its_final_state_to_the_bit(name, tmp_path):
     assert state_bytes(second) == state_bytes(whole)
     assert [v.numpy().tobytes() for v in leaves(second.stats)] == [v.numpy().tobytes() for v in leaves(whole.stats)]
     assert second.store.trained.tobytes() == whole.store.trained.tobytes()
-    assert [v.tobytes() for v in leaves_of(a.scores)] == [v.tobytes() for v in leaves_of(b.scores)]
+    assert score_bytes(a.scores) == score_bytes(b.scores)
     assert a.unseen_scores["joined"].tobytes() == b.unseen_scores["joined"].tobytes()
     assert len(list(whole.group.models(0))) == 2  # participants, and the one that is held out
     readers = {function for module, function in WatchedTask.readers if module.startswith("fedloom.algorithms.")}

@@ -13,6 +13,7 @@ from fedloom.cli.console import begin, out
 from fedloom.core.errors import UserError, nearest, plural
 
 if TYPE_CHECKING:
+    from fedloom.studies.predict import Predicted
     from fedloom.studies.result import Result
 
 PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
@@ -40,16 +41,10 @@ def predict(
     seed: Seed = None,
 ) -> None:
     """Predict by the trained model of a client: the class of each sample, and the probabilities of all."""
-    from fedloom.studies.joining import join as join_run
-    from fedloom.studies.predict import predict as predict_samples
-    from fedloom.studies.predict import predict_with, write_table
+    from fedloom.studies.predict import write_table
 
     begin()
-    result = _open(run, method, seed)
-    if join is not None:
-        found = predict_with(join_run(result, join), data, client or "new")
-    else:
-        found = predict_samples(result, data, client, _checked(when))
+    found = _predictions(run, data, client, when, join, method, seed)
     table = found.table()
     if out_ is not None:
         write_table(table, out_)
@@ -69,17 +64,10 @@ def evaluate(
     seed: Seed = None,
 ) -> None:
     """Evaluate the trained models of clients on labelled samples: all metrics, for every client."""
-    from fedloom.studies.joining import join as join_run
     from fedloom.studies.predict import evaluate as evaluate_predictions
-    from fedloom.studies.predict import predict as predict_samples
-    from fedloom.studies.predict import predict_with
 
     begin()
-    result = _open(run, method, seed)
-    if join is not None:
-        found = predict_with(join_run(result, join), data, client or "new")
-    else:
-        found = predict_samples(result, data, client, _checked(when))
+    found = _predictions(run, data, client, when, join, method, seed)
     display.print_evaluation(out, evaluate_predictions(found), json)
 
 
@@ -118,6 +106,19 @@ def export(
     folder = out_ or Path("models") / re.sub(r"[^\w.+-]", "_", name)
     path = export_model(model, folder, format_)  # type: ignore[arg-type]
     out.print(f"{path}\n{folder / 'preprocessing.json'}", highlight=False, soft_wrap=True)
+
+
+def _predictions(
+    run: Path, data: Path, client: str | None, when: str, join: Path | None, method: str | None, seed: int | None
+) -> Predicted:
+    from fedloom.studies.joining import join as join_run
+    from fedloom.studies.predict import predict as predict_samples
+    from fedloom.studies.predict import predict_with
+
+    result = _open(run, method, seed)
+    if join is not None:
+        return predict_with(join_run(result, join), data, client or "new")
+    return predict_samples(result, data, client, _checked(when))
 
 
 def _open(run: Path, method: str | None, seed: int | None) -> Result:

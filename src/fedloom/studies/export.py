@@ -40,7 +40,8 @@ def export(model: ClientModel, folder: str | Path, format: Format = "torch") -> 
         place.mkdir(parents=True, exist_ok=True)
     path = place / FILES[format]
     if format == "safetensors":
-        weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+        # copies, because safetensors refuses tensors that share memory
+        weights = {k: v.clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
         write_file(path, lambda file: file.write(save(weights)))
     elif format == "torch":
         program = _program(model)
