@@ -144,6 +144,17 @@ def test_of_many_predictions_the_first_are_printed(fed, runs, tmp_path):
     assert len((tmp_path / "found.csv").read_text().splitlines()) == 41
 
 
+def test_of_many_classes_the_probability_of_the_predicted_one_is_printed(fed, tmp_path):
+    """A file has those of all."""
+    fedloom.run("fedavg", make_federation((9, 8, 7), classes=6), out=tmp_path / "run", **SMALL)
+    x = np.random.default_rng(0).normal(size=(1, 6))
+    new = arrays(tmp_path / "new.npz", x=x)
+    assert re.search(r"predicted +p \n", fed("predict", "run", new, "--client", "0", "--out", "found.json"))
+    (row,) = json.loads((tmp_path / "found.json").read_text())
+    expected = fedloom.load("run").model(0).probabilities(x[0])[0].numpy()
+    close([row[f"p({c})"] for c in range(6)], expected)
+
+
 def test_missing_values_and_unknown_words_are_noted(fed, runs, tmp_path):
     out = fed("predict", runs(), write(tmp_path / "new.csv", "client,age,sex\nRome,,f\nRome,60,x\n"))
     assert "Note: Column 'age' has no value in 1 row, first in" in out
@@ -340,6 +351,30 @@ def test_weights_alone(fed, runs, tmp_path):
     assert all(torch.equal(weights[name], expected[name]) for name in weights)
     about = json.loads((tmp_path / "models" / "Rome" / "preprocessing.json").read_text())
     assert Preprocessing.from_json(about) == fedloom.load(runs()).model("Rome").preprocessing
+
+
+class Tied(torch.nn.Module):
+    """Uses a weight twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = (torch.nn.Linear(6, n) for n in (6, 6, 4))
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.head(self.second(torch.tanh(self.first(x))))
+
+
+@pytest.mark.parametrize("format", ["torch", "safetensors"])
+def test_a_weight_that_is_used_twice(format, tmp_path):
+    data = make_federation((9, 8, 7), dtype=torch.float32)
+    model = fedloom.run("fedavg", data, model=Tied(), **SMALL).model(0)
+    path = export(model, tmp_path, format)
+    if format == "torch":
+        assert_exported(model, path)
+    else:
+        weights = load_file(path)
+        assert torch.equal(weights["network.second.weight"], weights["network.first.weight"])
 
 
 @pytest.mark.parametrize("name", ["fedproto", "fedrod", "gpfl"])

@@ -489,7 +489,6 @@ def test_models_and_methods_that_were_made_in_python_are_given_again(tmp_path):
         fedloom.load(tmp_path / "run", model=nn.Linear(6, 4)).model(0)
 
 
-@pytest.mark.xfail(strict=True, reason="RecordedRun.result does not hand the model on")
 def test_the_result_of_a_run_knows_the_model_that_it_was_given(tmp_path):
     data = pixels()
     result = fedloom.run("fedavg", data, out=tmp_path / "run", model=Normalised(), **TASK)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedloom.studies.result import Result
 
 PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
+MAX_SHOWN_CLASSES = 4  # whose probabilities fit a narrow terminal; files have all
 Run = Annotated[Path, typer.Argument(help="folder of a run or a comparison", show_default=False, metavar="RUN")]
 Data = Annotated[Path, typer.Argument(help="file or folder with samples", show_default=False, metavar="DATA")]
 Client = Annotated[str | None, typer.Option("--client", help="name or number of the client [as DATA says]", **PLAIN)]
@@ -45,12 +46,12 @@ def predict(
 
     begin()
     found = _predictions(run, data, client, when, join, method, seed)
-    table = found.table()
+    shown = found.table(MAX_SHOWN_CLASSES)
     if out_ is not None:
-        write_table(table, out_)
-    display.print_predictions(out, table, found.samples.warnings, complete=out_ is not None)
+        write_table(found.table(), out_)
+    display.print_predictions(out, shown, found.samples.warnings, complete=out_ is not None)
     if out_ is not None:
-        out.print(f"{plural(table.num_rows, 'prediction')} in {out_}", highlight=False, soft_wrap=True)
+        out.print(f"{plural(shown.num_rows, 'prediction')} in {out_}", highlight=False, soft_wrap=True)
 
 
 def evaluate(

@@ -4,6 +4,8 @@ import copy
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -238,3 +240,15 @@ def _check_batch_norm(alg: Algorithm, task: Task) -> None:
         names = [task.data.client_names[i] if task.data.client_names else str(i) for i in small[:10]]
         listed = ", ".join(names) + ", ..." * (len(small) > 10)
         log.warning("BatchNorm cannot train on one sample, so these clients do not train: %s.", listed)
+
+
+def check_more_rounds(alg: Algorithm, task: Task, before: int | None, path: Path) -> None:
+    """Raise UserError if the run at a path is to be given more rounds than it had before, but its method depends on
+    their number."""
+    if before is None or before == task.rounds:
+        return
+    if why := alg.depends_on_rounds(replace(task, rounds=before)):
+        raise UserError(
+            f"{alg.name} cannot be given more than the {before} rounds that {path} was started with, because {why} "
+            f"depends on their number; start a new run with rounds={task.rounds}."
+        )

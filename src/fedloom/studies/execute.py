@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ import numpy as np
 from fedloom.config.resolve import Config, describe
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
-from fedloom.core.task import Task
 from fedloom.device.memory import available_memory
 from fedloom.device.torch_settings import deterministic, precision, threads
 from fedloom.engine.grouping import groups
@@ -27,7 +25,7 @@ from fedloom.nn.kernels.dispatch import clear_decisions, decisions
 from fedloom.runs.directory import RunDirectory
 from fedloom.runs.interrupt import Stopped, StopRequest, graceful_stop
 from fedloom.runs.records import Row
-from fedloom.studies.build import make_data, make_task
+from fedloom.studies.build import check_more_rounds, make_data, make_task
 from fedloom.studies.recorded_run import RecordedRun
 from fedloom.studies.result import Result, load_run
 
@@ -79,23 +77,11 @@ def execute_group(
             for place, task, label in zip(left, tasks, labels, strict=True):
                 directory = directories[place]
                 if directory is not None:
-                    _check_growth(configs[place], task, directory)
+                    check_more_rounds(configs[place].algorithm, task, directory.rounds_before, directory.path)
                     stack.enter_context(directory.claimed(describe(configs[place]), resume))
                 runs.append(RecordedRun(configs[place], task, directory, label))
             results |= zip(left, _execute(runs, on_round), strict=True)
     return [results[place] for place in range(len(configs))]
-
-
-def _check_growth(config: Config, task: Task, directory: RunDirectory) -> None:
-    """Raise UserError if a run is to be given more rounds, but its method depends on how many there are."""
-    before = directory.rounds_before
-    if before is None or before == task.rounds:
-        return
-    if why := config.algorithm.depends_on_rounds(dataclasses.replace(task, rounds=before)):
-        raise UserError(
-            f"{config.algorithm.name} cannot be given more than the {before} rounds that {directory.path} was started "
-            f"with, because {why} depends on their number; start a new run with rounds={task.rounds}."
-        )
 
 
 def _labels(configs: Sequence[Config]) -> list[str]:

@@ -45,16 +45,16 @@ class Predicted:
         """Index of the most probable class of every sample."""
         return self.probabilities.argmax(1)
 
-    def table(self) -> pa.Table:
+    def table(self, most: int = MAX_COLUMNS) -> pa.Table:
         """One row per sample: where it is from, whose model was used, the class if it is known, the predicted class,
-        and the probabilities of all classes, or of the predicted one if there are many."""
+        and the probabilities of all classes, or of the predicted one if there are more than `most`."""
         samples, best = self.samples, self.best
         count = len(self.probabilities)
         columns: dict[str, Any] = {"sample": [samples.where(i) for i in range(count)], "client": self.clients}
         if samples.y is not None:
             columns["label"] = [self.classes[c] if c >= 0 else None for c in samples.y.tolist()]
         columns["predicted"] = [self.classes[c] for c in best.tolist()]
-        if len(self.classes) <= MAX_COLUMNS:
+        if len(self.classes) <= most:
             columns |= {f"p({name})": self.probabilities[:, c] for c, name in enumerate(self.classes)}
         else:
             columns["p"] = self.probabilities[np.arange(count), best]

@@ -124,11 +124,12 @@ class RecordedRun:
             log.warning("%s.", warning)
         if self.directory is None:
             return dataclasses.replace(found, simulation=self.simulation)
+        own = {"algorithm": self.config.algorithm, "model": self.config.model}
         files = self._final_files(partial(group.models, number))
         kept = {file for file in final.MODELS if self._stays(file)}
         files[METRICS_FILE] = table_writer(metrics)
         self.directory.finish(files, set(final.MODELS) - set(files) - kept, found.summary())
-        return dataclasses.replace(found, folder=self.directory.path)
+        return dataclasses.replace(found, folder=self.directory.path, own=own)
 
     def _metrics(self, predictions: Callable[[bool], Blocks]) -> pa.Table:
         """All metrics of the clients' models after the last and the best round."""
@@ -160,8 +161,9 @@ class RecordedRun:
 
     def _stays(self, file: str) -> bool:
         """True for the models of the best round of a run that was given more rounds, if none of them was better."""
-        best = {final.models_name(True): "pre", final.global_name(True): "global"}
-        if file not in best or not self.records.rounds:
-            return False
-        row = best_on_validation(self.records.rounds, best[file], self.config.settings.metric)
-        return row["round"] != self.done
+        views = {final.models_name(True): "pre", final.global_name(True): "global"}
+        s = self.config.settings
+        rounds = [row for row in self.records.rounds if row["round"] % s.eval_every == 0]  # as in `_keep_best`
+        return (
+            file in views and bool(rounds) and best_on_validation(rounds, views[file], s.metric)["round"] != self.done
+        )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.config.files import ConfigDict, to_yaml
+from fedloom.config.files import ConfigDict, read_config, to_yaml
 from fedloom.config.resolve import Config, describe, flat
 from fedloom.core.errors import UserError, check_path, oserror_as_user_error, shown
 from fedloom.core.federation import Federation
@@ -19,10 +19,11 @@ from fedloom.core.settings import LARGEST_INT
 from fedloom.data.dataset import Dataset
 from fedloom.engine.stacked_settings import numeric_settings
 from fedloom.models.zoo import Model
+from fedloom.runs.directory import CONFIG
 from fedloom.runs.folders import KINDS, check_empty, check_same, exclusive_lock, is_empty
 from fedloom.storage.files import text_writer
 from fedloom.storage.manifest import Manifest
-from fedloom.studies.build import make_data, make_task
+from fedloom.studies.build import check_more_rounds, make_data, make_task
 from fedloom.studies.execute import OnRound, execute_group
 from fedloom.studies.result import Result
 
@@ -55,9 +56,12 @@ class Study:
         self._check(folder, resume)
         data = make_data(self.runs[0])
         self.check_data(data)
-        for config in self.runs:
+        for place, config in enumerate(self.runs):
             if config.settings.seed == self.runs[0].settings.seed:
-                make_task(config, data)
+                path = self.path(folder, place)
+                task = make_task(config, data)
+                if path is not None and (path / CONFIG).exists():
+                    check_more_rounds(config.algorithm, task, read_config(path / CONFIG).get("rounds"), path)
         if folder is not None:
             with oserror_as_user_error(folder):
                 folder.mkdir(parents=True, exist_ok=True)
