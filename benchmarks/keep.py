@@ -1,6 +1,6 @@
 """What it costs to keep the models of the best and the last round, on the Fashion-MNIST job of `gpu_fmnist.py`.
 
-    python benchmarks/keep.py --data-dir FOLDER [--device cuda] [--methods fedavg gpfl ditto] [--rounds 50] [--repeats 3]
+    python benchmarks/keep.py --data-dir FOLDER [--device cuda] [--methods gpfl ditto] [--rounds 50] [--repeats 3]
 
 Each method runs in turn with keep=none and keep=best, in new folders, as often as `--repeats` says. The time is that of
 the whole call, from reading the data to the last file; the column `cost` is the median of the second over the median of
