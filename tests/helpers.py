@@ -2,6 +2,7 @@
 calls of the command line."""
 
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch import nn
 from fedloom.cli import main as cli
 from fedloom.core.algorithm import ALGORITHMS, Algorithm, Batch, Info
 from fedloom.core.federation import Federation, Ragged
+from fedloom.core.kinds import Kind
+from fedloom.core.targets import Labels, Number
 from fedloom.core.task import Task
 from fedloom.core.tree import leaves, take, tree_flatten
 from fedloom.engine.plan import Plan
@@ -53,6 +56,18 @@ def relabelled_federation(sizes, labels, classes=4, **rest) -> Federation:
     for i, values in enumerate(labels):
         y[data.splits["train"][i]] = torch.as_tensor(values)
     return Federation(data.x, y, classes, data.splits, dtype=data.dtype)
+
+
+def with_targets(data: Federation, kind: Kind) -> Federation:
+    """The federation with other targets: two labels, or a number with mean 3 and standard deviation 2."""
+    if kind == "classes":
+        return data
+    draw = torch.Generator().manual_seed(5)
+    value = data.x[:, 0] + 0.5 * data.x[:, 1] + 0.1 * torch.randn(len(data.x), generator=draw, dtype=data.dtype)
+    if kind == "labels":
+        y = torch.stack([value > 0.3, data.x[:, 2] > 0], 1).to(data.dtype)
+        return replace(data, y=y, classes=2, targets=Labels())
+    return replace(data, y=(value - value.mean()) / value.std(), classes=1, targets=Number(3.0, 2.0))
 
 
 class SmallNet(nn.Module):

@@ -15,6 +15,7 @@ from fedloom.algorithms.parts.holdout import divided
 from fedloom.algorithms.parts.measuring import smallest, tally, tally_each
 from fedloom.core.algorithm import Draw
 from fedloom.core.autodiff import vmap
+from fedloom.core.targets import Classes
 from fedloom.core.task import Task
 
 
@@ -49,7 +50,8 @@ def test_a_tally_counts_samples_and_not_padding():
 def test_a_tally_of_sequences_counts_positions():
     """Logits 0 for four classes: a loss of ln 4 for each of the three positions that are there."""
     logits = torch.zeros(3, 2, 4, dtype=torch.float64)
-    task = SimpleNamespace(predict=lambda *_: SimpleNamespace(logits=logits), data=SimpleNamespace(unscored=()))
+    data = SimpleNamespace(unscored=(), targets=Classes())
+    task = SimpleNamespace(predict=lambda *_: SimpleNamespace(logits=logits), data=data)
     task.score = lambda *args: Task.score(task, *args)
     task.losses = lambda *args: Task.losses(task, *args)
     batch = make_batch(None, torch.tensor([[0, -1], [2, 0], [0, 0]]), mask=(1, 1, 0))

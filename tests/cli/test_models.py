@@ -236,9 +236,9 @@ def test_mistakes_with_predictions(refused, runs, tmp_path):
 
 def test_mistakes_of_a_new_client(refused, runs, tmp_path):
     data, run = samples(tmp_path / "new.csv", "age,sex"), runs()
-    refused("predict", run, data, "--join", data, says="must name the class of every sample")
+    refused("predict", run, data, "--join", data, says="must name the target of every sample")
     other = write(tmp_path / "other.csv", "age,sex,label\n50,f,dead\n60,m,ill\n")
-    refused("predict", run, data, "--join", other, says="must name the class of every sample")
+    refused("predict", run, data, "--join", other, says="must name the target of every sample")
     refused("predict", run, data, "--join", "nothing.csv", says="nothing.csv")
     one = write(tmp_path / "one.csv", "age,sex,label\n50,f,ill\n")
     refused(

@@ -92,9 +92,9 @@ def largest_error(y_true, prediction):
 
 
 def test_a_function_is_called_for_every_client_with_samples():
-    metric = own_metric(largest_error, "number")
+    metric = own_metric(largest_error)
     np.testing.assert_array_equal(metric.per_client(NUMBERS), [2, np.nan, 1])
-    assert (metric.name, metric.kind, metric.about) == ("largest_error", "number", "The largest error.")
+    assert (metric.name, metric.kind, metric.about) == ("largest_error", None, "The largest error.")
     assert metric.higher_is_better
     assert not metric.percent
 
@@ -104,7 +104,7 @@ def test_a_function_can_say_that_lower_is_better():
         return 1.0
 
     error.higher_is_better = False
-    assert not own_metric(error, "number").higher_is_better
+    assert not own_metric(error).higher_is_better
 
 
 def test_a_function_of_classes_gets_probabilities():
@@ -113,7 +113,7 @@ def test_a_function_of_classes_gets_probabilities():
         return prediction.max(axis=1).mean()
 
     predictions = Predictions(np.array([0, 1]), np.array([[0.5, 0.5], [0.1, 0.9]]), np.array([0, 2]))
-    np.testing.assert_allclose(own_metric(confidence, "classes").per_client(predictions), [0.7])
+    np.testing.assert_allclose(own_metric(confidence).per_client(predictions), [0.7])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, None, "0.5", 1j, np.zeros(3), 10**400])
@@ -121,7 +121,7 @@ def test_results_that_are_no_finite_numbers_are_undefined(value):
     def odd(y_true, prediction):
         return value
 
-    np.testing.assert_array_equal(own_metric(odd, "number").per_client(NUMBERS), [np.nan] * 3)
+    np.testing.assert_array_equal(own_metric(odd).per_client(NUMBERS), [np.nan] * 3)
 
 
 @pytest.mark.parametrize("value", [3, np.float32(3), np.array(3), np.int64(3)])
@@ -129,7 +129,7 @@ def test_numbers_of_any_type_count(value):
     def fine(y_true, prediction):
         return value
 
-    np.testing.assert_array_equal(own_metric(fine, "number").per_client(NUMBERS), [3, np.nan, 3])
+    np.testing.assert_array_equal(own_metric(fine).per_client(NUMBERS), [3, np.nan, 3])
 
 
 def test_a_function_that_raises_is_named_with_what_it_raised():
@@ -139,11 +139,11 @@ def test_a_function_that_raises_is_named_with_what_it_raised():
         return 1.0
 
     with user_error("'fragile'", "ValueError", "needs two samples", "a client with 1 sample;"):
-        own_metric(fragile, "number").per_client(NUMBERS)
+        own_metric(fragile).per_client(NUMBERS)
 
 
 def test_a_function_needs_a_name():
     with user_error("<lambda>", "has no name", "def"):
-        own_metric(lambda y_true, prediction: 1.0, "number")
+        own_metric(lambda y_true, prediction: 1.0)
     with user_error("has no name", "def"):
-        own_metric(functools.partial(largest_error), "number")
+        own_metric(functools.partial(largest_error))

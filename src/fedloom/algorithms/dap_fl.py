@@ -25,6 +25,7 @@ class DapFL(Tuned):
     shared = "model w"
     private = "agent that chooses eta_i and alpha_i"
     pre_is_global = True
+    targets = ("classes", "labels")  # agents see accuracies
     averages = True
 
     critic_lr: float = setting(0.001, "learning rate of critics", above=0)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.parts.distances import batch_mean
 from fedloom.core.algorithm import Phase
+from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
 from fedloom.core.tree import tree_map, where
 
@@ -32,6 +33,10 @@ class FedPHP(FedAvg):
     transfer: Literal["mmd", "kd"] = setting("mmd", "loss between w_i and q_i: MMD of features, or distillation")
     mu_max: float = setting(0.9, "mu, share of the old q_i in the new one, in the end", low=0, high=1)
     temperature: float = setting(4.0, "of the softened logits of q_i (kd)", above=0)
+
+    def check(self, task):
+        if self.transfer == "kd" and task.data.kind != "classes":
+            raise UserError(f"fedphp's transfer=kd is for classes, not for {task.data.kind}; use transfer=mmd.")
 
     def depends_on_rounds(self, task):
         return "mu, which grows up to the last round"
@@ -58,8 +63,7 @@ class FedPHP(FedAvg):
         if self.transfer == "kd":
             target = F.softmax(q.logits / self.temperature, -1)
             return batch_mean(-(target * F.log_softmax(out.logits, -1)).sum(-1), batch)
-        weight = batch.mask if batch.y.dim() == 1 else batch.mask[:, None] * (batch.y >= 0)
-        return mmd(*(v.features.flatten(batch.y.dim()).flatten(0, -2) for v in (out, q)), weight.flatten())
+        return mmd(*(v.features.flatten(batch.weight.dim()).flatten(0, -2) for v in (out, q)), batch.weight.flatten())
 
     def inherit(self, task, work, down, info):
         """q_i = mu q_i + (1 - mu) w_i with mu growing with the participations; running statistics likewise."""

@@ -27,6 +27,7 @@ class FedProto(Algorithm):
     shared = "prototypes G[c]"
     private = "model theta_i"
     averages = True
+    targets = ("classes",)  # of which each has a prototype
 
     lam: float = setting(10.0, "lambda, weight of the distance to the prototypes", low=0)
 
@@ -56,8 +57,7 @@ class FedProto(Algorithm):
 
     def collect(self, task, work, batch, down, info):
         """Sums of the features of each class, by the trained model."""
-        weight = batch.mask if batch.y.dim() == 1 else batch.mask[:, None] * (batch.y >= 0)
-        of_class = F.one_hot(batch.y.clamp(min=0), task.classes) * weight[..., None]
+        of_class = F.one_hot(batch.y.clamp(min=0), task.classes) * batch.weight[..., None]
         f = task.predict(work["theta"], batch.x).features
         return {**work, "sums": work["sums"] + of_class.flatten(0, -2).T @ f.flatten(0, -2)}
 

@@ -27,6 +27,7 @@ class FedRoD(Algorithm):
     shared = "body phi, generic head h (hyper: hypernetwork nu)"
     private = "head hP_i (hyper: nothing)"
     averages = True
+    targets = ("classes",)  # whose frequencies balance the softmax
 
     personal_head: Literal["linear", "hyper"] = setting(
         "linear", "hP_i is the client's own, or generated from its class proportions by a shared hypernetwork"

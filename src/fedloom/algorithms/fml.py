@@ -6,7 +6,7 @@ Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu. Federated Mutual Learning. 
 from dataclasses import dataclass
 
 from fedloom.algorithms.parts import joint
-from fedloom.algorithms.parts.distances import batch_mean, kl
+from fedloom.algorithms.parts.distances import batch_mean
 from fedloom.core.algorithm import Algorithm, Phase
 from fedloom.core.settings import setting
 from fedloom.core.tree import where
@@ -48,7 +48,7 @@ class FML(Algorithm):
         return joint.step(task, work, ("theta", "w"), loss)
 
     def mutual(self, task, out, other, batch, share):
-        far = batch_mean(kl(out.logits, other.logits.detach()), batch)
+        far = batch_mean(task.divergence(out.logits, other.logits), batch)
         return share * task.loss(out, batch) + (1 - share) * far
 
     def finish(self, task, work, down, state, info):

@@ -30,6 +30,7 @@ class GPFL(Algorithm):
     shared = "body phi, valve V, embeddings C"
     private = "head psi_i"
     averages = True
+    targets = ("classes",)  # of which each has an embedding
     variants = MappingProxyType({"paper": {"pci_div_U": True}, "code": {"stale_cond": True}})
 
     lam: float = setting(0.01, "lambda, weight of the magnitude-level guidance", low=0)
@@ -99,9 +100,8 @@ class GPFL(Algorithm):
         return loss, out.buffers
 
     def magnitude(self, gap, batch):  # Eq. (9), read as the norm of a difference; padding is 0 inside the square root
-        weight = batch.mask if batch.y.dim() == 1 else batch.mask[:, None] * (batch.y >= 0)
-        norms = torch.linalg.vector_norm(gap * weight[..., None], dim=None if self.mlg == "batch" else -1)
-        return norms if self.mlg == "batch" else norms.sum() / weight.sum()
+        norms = torch.linalg.vector_norm(gap * batch.weight[..., None], dim=None if self.mlg == "batch" else -1)
+        return norms if self.mlg == "batch" else norms.sum() / batch.weight.sum()
 
     def finish(self, task, work, down, state, info):
         w, extra = work["w"].params, {m: work[m].params for m in ("V", "C") if m in work}

@@ -50,7 +50,7 @@ class Moon(FedAvg):
 
     def step(self, task, work, batch, down, info):
         def view(out, at):  # a vector for every sample, or for every position of a sequence
-            f = out.features.flatten(batch.y.dim())
+            f = out.features.flatten(batch.weight.dim())
             return f if self.proj is None else dense.apply(at["proj"], f)
 
         fg, fo = (view(task.predict(Slot(m["w"], work["statistics"], {}), batch.x), m) for m in (down, work["old"]))

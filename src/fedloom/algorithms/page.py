@@ -34,6 +34,7 @@ class PAGE(Tuned):
     takes_diverged = True  # and gives them no weight
     needs_server_data = True
     pre_is_global = True
+    targets = ("classes", "labels")  # agents see accuracies
     variants = MappingProxyType(
         {"paper": {"server_reward": "weighted_local"}, "code": {"client_signal": "test", "decode": "clip"}}
     )

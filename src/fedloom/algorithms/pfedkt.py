@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.algorithms.parts import dense
-from fedloom.algorithms.parts.distances import DISTANCES, batch_mean, contrast
+from fedloom.algorithms.parts.distances import DISTANCES, batch_mean, contrast, kl
 from fedloom.core.algorithm import Phase, Slot
 from fedloom.core.autodiff import grad
 from fedloom.core.errors import UserError
@@ -58,6 +58,8 @@ class PFedKT(FedAvg):
     def check(self, task):
         if self.loss == "moon" and self.distance != "cos":
             raise UserError(f"pfedkt's moon loss compares by cosine; set distance=cos, not {self.distance}.")
+        if task.data.kind == "number" and self.level == "logits" and self.distance == "cos" and self.contrasts:
+            raise UserError("pfedkt's distance=cos compares directions, but a number has none; set level=feature.")
         if self.hn == "large" and self.generates:
             dense.check_memory(task, self.widths(task), task.clients, "use hn=small")
 
@@ -121,20 +123,24 @@ class PFedKT(FedAvg):
 
     def complete_loss(self, task, work, batch, down):
         def view(out):  # a vector for every sample, or for every position of a sequence
-            return (out.logits if self.level == "logits" else out.features).flatten(batch.y.dim())
+            return (out.logits if self.level == "logits" else out.features).flatten(batch.weight.dim())
 
+        divergence = task.divergence if self.level == "logits" else kl
         gm, old = (view(task.predict(Slot(p, work["statistics"], {}), batch.x)) for p in (down["w"], work["old"]))
 
         def f(out, batch):  # Eq. (3)
-            return self.mu * self.contrastive(view(out), gm, old, batch) + (1 - self.mu) * task.loss(out, batch)
+            return self.mu * self.contrastive(view(out), gm, old, batch, divergence) + (1 - self.mu) * task.loss(
+                out, batch
+            )
 
         return f
 
-    def contrastive(self, z, gm, old, batch):
+    def contrastive(self, z, gm, old, batch, kl=kl):
         """l_con: Eq. (2), and its alternatives of Table 10."""
         if self.loss == "moon":
             return batch_mean(contrast(z, gm, old), batch)
-        d_plus, d_minus = (batch_mean(DISTANCES[self.distance](z, other), batch) for other in (gm, old))
+        distance = kl if self.distance == "kl" else DISTANCES[self.distance]
+        d_plus, d_minus = (batch_mean(distance(z, other), batch) for other in (gm, old))
         return d_plus if self.loss == "regularizer" else F.relu(d_plus - d_minus + self.alpha)
 
     def finish(self, task, work, down, state, info):

@@ -7,6 +7,7 @@ from fedloom.config.files import preset, presets
 from fedloom.config.resolve import VARIANT, flat
 from fedloom.config.settings import Settings
 from fedloom.core.algorithm import ALGORITHMS, Algorithm
+from fedloom.core.kinds import KINDS as TARGETS
 from fedloom.core.registry import Registry
 from fedloom.core.settings import fields
 from fedloom.data.dataset import DATASETS, Dataset
@@ -35,6 +36,7 @@ def _algorithm(cls: type[Algorithm]) -> dict[str, Any]:
         "private": cls.private,
         "personal_model": not cls.pre_is_global,
         "global_model": cls.global_model is not Algorithm.global_model,
+        "targets": "all" if cls.targets == TARGETS else " or ".join(cls.targets),
         "paper": cls.paper,
         "settings": {**_settings(cls), **_variants(cls)},
     }

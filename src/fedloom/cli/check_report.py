@@ -56,28 +56,54 @@ def _limited(sentences: list[dict[str, str]]) -> Iterator[str]:
 
 
 def _print_contents(console: Console, report: Row) -> None:
-    """Print the counts: samples, classes, clients, and samples per client and class."""
-    clients, classes = report["clients"], report["classes"]
+    """Print what is there: samples, what is predicted, clients, and samples per client and class or label."""
+    clients, classes, number = report["clients"], report["classes"], report["number"]
     console.print(Text(f"{report['path']}: {report['layout']}"), soft_wrap=True)
     count = f"{len(clients)} clients" if clients else "no clients"
-    text = f"{report['samples']} samples, {len(classes)} classes, {count}; {_sample_description(report)}"
+    what = f"{len(classes)} {report['target']}" if classes else "a number to predict"
+    text = f"{report['samples']} samples, {what}, {count}; {_sample_description(report)}"
     console.print(text, highlight=False, soft_wrap=True)
+    if number:
+        low, high, mean, std = (f"{number[name]:.6g}" for name in ("min", "max", "mean", "std"))
+        text = f"{number['name']}: {low} to {high}, mean {mean}, standard deviation {std}"
+        console.print(Text(text), soft_wrap=True)
     if report["parts"]:
         parts = ", ".join(f"{count} {name}" for name, count in report["parts"].items() if count)
         console.print(f"Parts: {parts}", highlight=False)
     divided = "" if clients else f", divided by {report['partition']} (--partition, --clients)"
     console.print(f"Unless told otherwise: model {report['model']}{divided}", highlight=False)
+    if number:
+        _print_numbers(console, report)
+    else:
+        _print_counts(console, report)
+
+
+def _print_numbers(console: Console, report: Row) -> None:
+    """Print mean and standard deviation of the number by client."""
+    if report["clients"]:
+        everyone = {"client": "all", "samples": report["samples"], **report["number"]}
+        *rows, total = (
+            [row["client"], row["samples"], *("" if row[m] is None else f"{row[m]:.6g}" for m in ("mean", "std"))]
+            for row in [*report["clients"], everyone]
+        )
+        _print_table(console, ["client", "samples", "mean", "std"], rows, total)
+
+
+def _print_counts(console: Console, report: Row) -> None:
+    """Print samples per client and class or label."""
+    clients, classes = report["clients"], report["classes"]
     used = [c for c, entry in enumerate(classes) if entry["samples"]]
     if clients and len(used) <= MAX_CLASS_COLUMNS:
         rows = [[row["client"], row["samples"], *(row["labels"][c] for c in used)] for row in clients]
         total = ["all", report["samples"], *(classes[c]["samples"] for c in used)]
         _print_table(console, ["client", "samples", *(classes[c]["class"] for c in used)], rows, total)
         return
+    one, many = ("class", "classes") if report["target"] == "classes" else ("label", "labels")
     columns = ["class", "samples", *(["clients"] if clients else [])]
-    _print_table(console, columns, [[row[column] for column in columns] for row in classes])
+    _print_table(console, [one, *columns[1:]], [[row[column] for column in columns] for row in classes])
     if clients:
         columns = ["client", "samples", "classes"]
-        _print_table(console, columns, [[row[column] for column in columns] for row in clients])
+        _print_table(console, [*columns[:2], many], [[row[column] for column in columns] for row in clients])
 
 
 def _sample_description(report: Row) -> str:

@@ -16,20 +16,22 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.core.errors import plural
-from fedloom.metrics.leaderboard import MAJORITY
+from fedloom.metrics.leaderboard import MAJORITY, MEAN, WITHOUT_MODEL
 from fedloom.metrics.registry import METRICS, column_name, in_percent, sign
 from fedloom.report import sweep as sweep_table
 from fedloom.report.leaderboard import (
-    UNSEEN,
-    UNSEEN_CAPTION,
     VIEWS,
     caption,
     columns,
     format_bytes,
     format_cell,
     format_number,
+    format_value,
     main_rows,
     ranking_metric,
+    tails,
+    unseen_caption,
+    unseen_columns,
     unseen_rows,
 )
 
@@ -42,13 +44,13 @@ if TYPE_CHECKING:
     from fedloom.studies.sweep import Sweep
 
 DETAILS = ("settings", "usual", "paper", "licence", "model", "partition")  # columns of `fedloom list KIND NAME` only
-STATISTICS = {"mean": "mean", "low5": "lowest 5 %", "top5": "top 5 %", "worst": "worst", "std": "std"}
+STATISTICS = ("mean", "low5", "top5", "worst", "std")
 UNSEEN_VIEWS = {"new": "unseen, on arrival", "joined": "unseen, joined"}
 
 
 @contextmanager
 def round_progress(console: Console) -> Iterator[Callable[[str], OnRound | None]]:
-    """A progress bar of rounds, with accuracy and time left; nothing if the output is not a terminal.
+    """A progress bar of rounds, with accuracy (or RMSE) and time left; nothing if the output is not a terminal.
 
     Yields a function that starts the bar of a run, given its title, and returns the run's `on_round` callback.
     """
@@ -78,11 +80,23 @@ def round_progress(console: Console) -> Iterator[Callable[[str], OnRound | None]
                     bar.reset(task, completed=done, total=total)
                     started = True
                 if row is not None:
-                    bar.update(task, score=f"mean {row['pre_acc_mean']:.1f}  lowest 5 % {row['pre_acc_low5']:.1f}")
+                    bar.update(task, score=_progress(row))
 
             return on_round
 
         yield start
+
+
+def _progress(row: dict[str, Any]) -> str:
+    """What a progress bar says of an evaluated round."""
+    name = "acc" if "pre_acc_mean" in row else "rmse"
+    mean, low = (row.get(f"pre_{name}_{statistic}") for statistic in ("mean", "low5"))
+    if mean is None or low is None:
+        return ""
+    metric = "accuracy" if name == "acc" else name
+    title = "" if name == "acc" else "RMSE "
+    mean, low = (format_value(value, name == "acc", 1) for value in (mean, low))
+    return f"{title}mean {mean}  {tails(metric)[0]} {low}"
 
 
 @contextmanager
@@ -107,7 +121,7 @@ def download_progress(console: Console) -> Iterator[Callable[[str, int, int | No
 
 
 def print_result(console: Console, result: Result) -> None:
-    """Print accuracy over clients in the last round, the round best on validation data, and the round best on test."""
+    """Print the metric over clients in the last round, the round best on validation data, and the best on test."""
     config, last, plan = result.config, result.last(), result.plan
     unseen = len(result.unseen)
     evaluated = len(result.clients["client"].unique()) - unseen
@@ -119,15 +133,16 @@ def print_result(console: Console, result: Result) -> None:
         f"{config['rounds']} rounds in {result.seconds:.1f} s",
         highlight=False,
     )
-    name = column_name(result.metric)
+    name, percent = column_name(result.metric), in_percent(result.metric)
     columns = [f"client_{name}_{s}" if (name, s) == ("acc", "std") else f"{name}_{s}" for s in STATISTICS]
 
     def cells(row: dict[str, Any], view: str) -> list[str]:
-        return [str(row["round"]), *(f"{row.get(f'{view}_{column}', math.nan):.2f}" for column in columns)]
+        values = (row.get(f"{view}_{column}", math.nan) for column in columns)
+        return [str(row["round"]), *(format_value(value, percent) for value in values)]
 
-    table = _titled_table(f"\nTest {result.metric} over clients{', %' * in_percent(result.metric)}")
+    table = _titled_table(f"\nTest {result.metric} over clients{', %' * percent}")
     table.add_column("model", no_wrap=True)
-    for column in ("round", *STATISTICS.values()):
+    for column in ("round", "mean", *tails(result.metric), "worst", "std"):
         table.add_column(column, justify="right")
     reports: dict[str, Callable[[str], dict[str, Any]]] = {"last round": lambda view: last}
     if f"pre_val_{name}_mean" in last:
@@ -136,17 +151,19 @@ def print_result(console: Console, result: Result) -> None:
     for report, pick in reports.items():
         table.add_row(f"[bold]{report}[/]")
         for view, title in VIEWS.items():
-            if f"{view}_acc_mean" in last:
+            if f"{view}_loss" in last:
                 table.add_row(f"  {title}", *cells(pick(view), view))
         row = pick("pre")  # held-out clients have no say in which round is selected
         for view, title in UNSEEN_VIEWS.items():
-            if f"{view}_acc_mean" in row:
+            if f"{view}_loss" in row:
                 table.add_row(f"  {title}", *cells(row, view))
     console.print(table)
     _print_metrics(console, result)
     console.print("(Best on test is how the papers report; it is selected on the numbers it shows.)\n", style="dim")
-    if "acc_global" in last:
-        console.print(f"Global model on the server's data, last round: {last['acc_global']:.2f} %", highlight=False)
+    for column, unit in (("acc_global", " %"), ("rmse_global", " (RMSE)")):
+        if column in last:
+            value = format_value(last[column], column == "acc_global") + unit
+            console.print(f"Global model on the server's data, last round: {value}", highlight=False)
     stacked = f"clients stacked ({plan['replay']}), {plan['chunk']} at once"
     how = stacked if plan["mode"] == "stacked" else "one client after another"
     traffic = f"{format_bytes(last['bytes_down'])} down and {format_bytes(last['bytes_up'])} up in a round"
@@ -156,38 +173,46 @@ def print_result(console: Console, result: Result) -> None:
 
 
 # those that fit a narrow terminal; the files have more
-HIDDEN = ("client_acc_cv_x1e-2", "trend", "balanced_accuracy_mean", "auprc_mean")
+HIDDEN = ("client_acc_cv_x1e-2", "trend", "balanced_accuracy_mean", "auprc_mean", "r2_mean")
 
 
 SHORT = {  # titles of metrics that fit a narrow terminal
     "balanced_accuracy": "balanced", "macro_f1": "macro F1", "auroc": "AUROC", "auprc": "AUPRC", "log_loss": "log loss",
-    "calibration_error": "ECE",
+    "calibration_error": "ECE", "exact_match": "exact match", "rmse": "RMSE", "mae": "MAE", "r2": "R2",
 }  # fmt: skip
 
 
-def _no_better(rows: list[dict[str, Any]], column: str, metric: str) -> list[str]:
-    """Methods whose mean does not beat that of the majority baseline."""
-    baseline = next((row[column] for row in rows if row["method"] == MAJORITY), None)
-    others = [row for row in rows if row["method"] != MAJORITY and row.get(column) is not None]
-    return [row["method"] for row in others if baseline is not None and sign(metric) * (row[column] - baseline) <= 0]
+def _no_better(rows: list[dict[str, Any]], column: str, metric: str) -> str:
+    """A sentence about methods whose mean does not beat that of the baseline without a model; "" if all do."""
+    baseline = next((row for row in rows if row["method"] in WITHOUT_MODEL), None)
+    if baseline is None:
+        return ""
+    others = [row for row in rows if row is not baseline and row.get(column) is not None]
+    found = [row["method"] for row in others if sign(metric) * (row[column] - baseline[column]) <= 0]
+    return f"No better than the {baseline['method']} baseline: {', '.join(found)}." if found else ""
 
 
 def _print_metrics(console: Console, result: Result) -> None:
-    """Print all metrics of the personal models that `Result.model` returns, and those of the majority baseline."""
+    """Print all metrics of the personal models that `Result.model` returns, and those of the baseline without a
+    model."""
     if result.metrics is None or not len(result.metrics):
         return
     best = result.best_on_validation()["round"]
     kept = best if best in result.metrics["round"].to_pylist() else result.last()["round"]
     table = _titled_table(f"Metrics of personal models after round {kept}, mean over clients", pad_edge=False)
-    shown = [m for m in METRICS if m.kind == "classes"]
+    shown = [name for name in dict.fromkeys(m.name for m in METRICS) if name in result.metrics.column_names]
     table.add_column("")
-    for metric in shown:
-        table.add_column(SHORT.get(metric.name, metric.name), justify="right")
-    for title, t in (("models", kept), ("majority", 0)):
+    for name in shown:
+        table.add_column(SHORT.get(name, name), justify="right")
+    for title, t in (("models", kept), (MAJORITY if result.basic_metric == "accuracy" else MEAN, 0)):
         rows = result.metrics.filter([r == t for r in result.metrics["round"].to_pylist()])
-        values = ([v for v in rows[m.name].to_pylist() if v is not None and not math.isnan(v)] for m in shown)
-        table.add_row(title, *(f"{sum(v) / len(v):.2f}" if v else "" for v in values))
+        values = {m: [v for v in rows[m].to_pylist() if v is not None and not math.isnan(v)] for m in shown}
+        table.add_row(title, *(_mean(m, v) if v else "" for m, v in values.items()))
     console.print(table)
+
+
+def _mean(metric: str, values: list[float]) -> str:
+    return format_value(sum(values) / len(values), in_percent(metric))
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
@@ -215,7 +240,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     console.print(table)
     console.print(f"{caption(comparison.board)}\n", style="dim", highlight=False)
     if no_better := _no_better(rows, first, metric):
-        console.print(f"No better than the majority baseline: {', '.join(no_better)}.\n", highlight=False, markup=False)
+        console.print(f"{no_better}\n", highlight=False, markup=False)
     if held_out := unseen_rows(comparison.board):
         _print_unseen(console, held_out)
     costs = _titled_table("Cost of a round")
@@ -243,7 +268,7 @@ def print_predictions(console: Console, table: pa.Table, warnings: Sequence[str]
         number = str(column.type) in ("double", "float")
         shown.add_column(Text(name), justify="right" if number else "left", overflow="fold")
     for row in table.slice(0, SHOWN_PREDICTIONS).to_pylist():
-        cells = (f"{v:.3f}" if isinstance(v, float) else "" if v is None else str(v) for v in row.values())
+        cells = (_cell_of_prediction(v) if isinstance(v, float) else "" if v is None else str(v) for v in row.values())
         shown.add_row(*(Text(cell) for cell in cells))
     console.print(shown)
     if table.num_rows > SHOWN_PREDICTIONS:
@@ -251,26 +276,34 @@ def print_predictions(console: Console, table: pa.Table, warnings: Sequence[str]
         console.print(f"The first {SHOWN_PREDICTIONS} of {table.num_rows} samples{rest}.", highlight=False)
 
 
+def _cell_of_prediction(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.6g}"
+
+
 def print_evaluation(console: Console, evaluation: dict[str, Any], as_json: bool) -> None:
     """Print all metrics of every client on new samples, as `fedloom.studies.predict.evaluate` computes them."""
     if as_json:
         console.out(json.dumps(evaluation), highlight=False)
         return
-    names = [m.name for m in METRICS if m.kind == "classes"]
+    names = list(evaluation["over_clients"])
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("client", overflow="fold")
     for title in ("samples", *(SHORT.get(name, name) for name in names)):
         table.add_column(title, justify="right")
     for row in evaluation["clients"][:MAX_CLIENTS]:
-        cells = ("" if row[name] is None else f"{row[name]:.2f}" for name in names)
+        cells = ("" if row[name] is None else format_value(row[name], in_percent(name)) for name in names)
         table.add_row(Text(row["client"]), str(row["samples"]), *cells)
     if len(evaluation["clients"]) > 1:
         for title, statistic in (("mean", "mean"), ("worst", "worst")):
-            over = (evaluation["over_clients"][name].get(statistic) for name in names)
-            table.add_row(title, "", *("" if value is None else f"{value:.2f}" for value in over), style="bold")
+            over = {name: evaluation["over_clients"][name].get(statistic) for name in names}
+            cells = ("" if value is None else format_value(value, in_percent(name)) for name, value in over.items())
+            table.add_row(title, "", *cells, style="bold")
     console.print(table)
+    if "recall" not in evaluation:
+        return
     recalls = ", ".join(f"{name} {value:.1f} %" for name, value in evaluation["recall"].items() if value is not None)
-    console.print(f"Found of each class, over all samples: {recalls}.", highlight=False, markup=False)
+    noun = "class" if "confusion" in evaluation else "label"
+    console.print(f"Found of each {noun}, over all samples: {recalls}.", highlight=False, markup=False)
 
 
 def print_sweep(console: Console, sweep: Sweep) -> None:
@@ -297,14 +330,16 @@ def print_sweep(console: Console, sweep: Sweep) -> None:
 
 def _print_unseen(console: Console, rows: list[dict[str, Any]]) -> None:
     """Print the leaderboard of held-out clients."""
-    table = _titled_table("Unseen clients, test accuracy, %", pad_edge=False, padding=(0, 1, 0, 0))
+    metric, found = ranking_metric(rows), unseen_columns(rows)
+    title = f"Unseen clients, test {metric}{', %' * in_percent(metric)}"
+    table = _titled_table(title, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold", min_width=8)
-    for title, _ in UNSEEN.values():
+    for title, _ in found.values():
         table.add_column(title, justify="right")
     for row in rows:
-        table.add_row(row["method"], *(format_cell(row, column, with_std=False, digits=1) for column in UNSEEN))
+        table.add_row(row["method"], *(format_cell(row, column, with_std=False, digits=1) for column in found))
     console.print(table)
-    console.print(f"{UNSEEN_CAPTION}\n", style="dim", highlight=False)
+    console.print(f"{unseen_caption(rows)}\n", style="dim", highlight=False)
 
 
 def _titled_table(title: str, **style: Any) -> Table:
@@ -323,32 +358,44 @@ def print_partition(console: Console, statistics: dict[str, Any], as_json: bool)
         return
     clients = statistics["clients"]
     sizes = sorted(client["samples"] for client in clients)
+    numbers, noun = statistics["target"] == "number", {"labels": "labels"}.get(statistics["target"], "classes")
     console.print(
         f"{statistics['samples']} samples"
         + (f" with {statistics['positions']} labels" if "positions" in statistics else "")
-        + f" of {statistics['classes']} classes at {len(clients)} clients"
+        + ("" if numbers else f" of {statistics['classes']} {noun}")
+        + f" at {len(clients)} clients"
         + (f", {statistics['server']} at the server" if statistics["server"] else ""),
         highlight=False,
     )
+    if numbers:
+        low, mean, high = (format_value(statistics[name], False) for name in ("min", "mean", "max"))
+        skew = f"Targets: {low} to {high}, mean {mean}; {100 * statistics['skew']:.0f} % of their variance is between"
+        skew += " clients."
+    else:
+        skew = f"Skew of {noun}: {statistics['skew']:.2f} (0: as in all data, 1: nothing in common)."
     console.print(
-        f"Samples per client: {sizes[0]} to {sizes[-1]}, median {sizes[len(sizes) // 2]}. Skew of classes: "
-        f"{statistics['skew']:.2f} (0: as in all data, 1: nothing in common).",
-        highlight=False,
+        f"Samples per client: {sizes[0]} to {sizes[-1]}, median {sizes[len(sizes) // 2]}. {skew}", highlight=False
     )
     if held_out := [client["client"] for client in clients if client.get("held_out")]:
         which = f"client {held_out[0]}" if len(held_out) == 1 else f"clients {held_out[0]} to {held_out[-1]}"
         console.print(f"Held out, so that they never train: {which}.", highlight=False)
     table = Table(box=SIMPLE_HEAD)
-    for column in ("client", "samples", "train", "val", "test", "classes"):
+    columns = ["client", "samples", "train", "val", "test", *(("mean", "std") if numbers else (noun,))]
+    for column in columns:
         table.add_column(column, justify="right")
-    width = -(-statistics["classes"] // MAX_BARS)
-    share = "share of each class" if width == 1 else f"share of each {width} classes"
-    table.add_column(share, no_wrap=True)
+    width = 1 if numbers else -(-statistics["classes"] // MAX_BARS)
+    if not numbers:
+        one = {"classes": "class", "labels": "label"}[noun]
+        table.add_column(f"share of each {one if width == 1 else f'{width} {noun}'}", no_wrap=True)
     if held_out:
         table.add_column("", no_wrap=True)
     for client in clients[:MAX_CLIENTS]:
-        cells = [str(client[name]) for name in ("samples", "train", "val", "test", "classes")]
-        cells += [_bars(client["labels"], width), *(["out" if client["held_out"] else ""] if held_out else [])]
+        cells = [str(client[name]) for name in ("samples", "train", "val", "test")]
+        if numbers:
+            cells += [format_value(client[name], False) for name in ("mean", "std")]
+        else:
+            cells += [str(client["classes"]), _bars(client["labels"], width)]
+        cells += ["out" if client["held_out"] else ""] if held_out else []
         table.add_row(Text(str(client.get("name", client["client"]))), *cells)
     console.print(table)
     if len(clients) > MAX_CLIENTS:

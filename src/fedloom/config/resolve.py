@@ -23,6 +23,7 @@ from fedloom.core.settings import build, fields
 from fedloom.data.dataset import DATASETS, Dataset
 from fedloom.data.partitions import PARTITIONS, Natural, Partition
 from fedloom.data.sets.own import OwnData, user_data_path
+from fedloom.metrics.registry import usual_metric
 from fedloom.models.zoo import MODELS, Model
 
 AlgorithmLike = str | Algorithm | type[Algorithm]
@@ -79,7 +80,7 @@ def configure(
         dataset, values = OwnData.name, {"dataset.path": path, **values}
     if isinstance(dataset, Federation):
         data_class: Any = None
-        best: tuple[str, str, dict[str, Any]] = ("mlp", "natural", {})
+        best: tuple[str, str, dict[str, Any]] = ("mlp", "natural", {"metric": usual_metric(dataset.kind)})
     else:
         data_class = DATASETS[dataset] if isinstance(dataset, str) else type(dataset)
         best = _defaults(data_class, values) if isinstance(dataset, str) else dataset.defaults()

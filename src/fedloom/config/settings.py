@@ -20,6 +20,10 @@ class Settings:
     class_weight: Literal["none", "balanced"] = setting(
         "none", "balanced: each class of a client counts equally in its training loss, however rare it is"
     )
+    huber: float | None = setting(
+        None, "for numbers: errors beyond so many standard deviations count linearly (Huber's loss), not squared",
+        above=0,
+    )  # fmt: skip
     metric: str = setting("accuracy", "metric that selects the best round and ranks methods, see docs/metrics.md")
     batch_size: int = setting(10, "B, samples in a batch", low=1)
     local_epochs: int = setting(1, "E, passes over a client's data in a round", low=1, high=10**5)

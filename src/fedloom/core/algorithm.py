@@ -31,6 +31,7 @@ import numpy as np
 from torch import Tensor
 
 from fedloom.core.keys import Key, fold, rng
+from fedloom.core.kinds import KINDS, Kind
 from fedloom.core.registry import Registry
 from fedloom.core.tree import Params, Tree, size_bytes
 
@@ -56,7 +57,7 @@ class Info(NamedTuple):
 
     id: Tensor  # i
     n: Tensor  # n_i, number of training samples
-    counts: Tensor  # n_{i,c}, training samples per class; stays at the client, so it is empty at the server
+    counts: Tensor  # n_{i,c}, training samples per class or label; stays at the client, so it is empty at the server
     t: Tensor  # round
     first: Tensor  # True until the client has trained once
     key: Tensor  # random key of (seed, i, t)
@@ -66,12 +67,19 @@ class Batch(NamedTuple):
     """A batch of one client's samples, padded to the full batch size."""
 
     x: Tensor
-    y: Tensor
+    y: Tensor  # class, (b,) or at every position (b, t); labels (b, l) or numbers (b,) in floating point
     mask: Tensor  # 1 for a sample, 0 for padding
     k: Tensor  # step index within the phase
     epoch: Tensor
     last: Tensor  # True for the last batch of an epoch
     key: Tensor  # random key of (seed, i, t, epoch, batch), for dropout and the like
+
+    @property
+    def weight(self) -> Tensor:
+        """1 for every prediction that counts: for every sample (b,) or, for sequences, at every position (b, t)."""
+        if self.y.dim() == 1 or self.y.is_floating_point():
+            return self.mask
+        return self.mask[:, None] * (self.y >= 0)
 
     def part(self, j: int) -> Batch:
         """The j-th batch of a group (`Phase.group`), with a random key derived from the group's."""
@@ -142,6 +150,7 @@ class Algorithm:
     averages: ClassVar[bool] = False  # `aggregate` is built on `task.average`, so that it can be a median
     takes_diverged: ClassVar[bool] = False  # uploads with non-finite values reach `aggregate`, too
     needs_server_data: ClassVar[bool] = False
+    targets: ClassVar[tuple[Kind, ...]] = KINDS  # what a model may predict: one of classes, labels, a number
     pre_is_global: ClassVar[bool] = False  # PM_pre is GM itself, so it is scored once
     global_slot: ClassVar[str] = "w"  # the slot whose running statistics GM uses at a client
 
@@ -241,7 +250,7 @@ class Algorithm:
         return task.data.server
 
     def score_server(self, task: Task, server: Tree, stats: Tree, key: Key) -> Tensor | None:
-        """(correct, summed loss, samples) on the server's samples, for a method that tests something else there than
+        """The sum of `task.score` over the server's samples, for a method that tests something else there than
         `global_model`; `stats` are running statistics by slot."""
         return None
 

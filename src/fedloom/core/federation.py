@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError
+from fedloom.core.kinds import Kind
 from fedloom.core.preprocessing import Preprocessing, channel_tensors, preprocessing_of_arrays, scale_pixels
+from fedloom.core.targets import Classes, Number, Targets
 from fedloom.device.memory import available_memory
 from fedloom.device.transfer import to_device
 
@@ -90,8 +92,8 @@ class Federation:
     """
 
     x: Tensor  # all samples
-    y: Tensor  # class of every sample, or of every position of a sequence (-1: padding)
-    classes: int  # number of classes
+    y: Tensor  # class of every sample, or of every position of a sequence (-1: padding); or other targets, see below
+    classes: int  # number of classes or labels; 1 for a number
     splits: dict[str, Ragged]  # train, val, test -> rows of x by client
     server: Tensor | None = None  # indices of D_CS, the server's own data
     mean: tuple[float, ...] = (0.0,)  # per channel of images: x is used as (x / 255 - mean) / std
@@ -99,9 +101,10 @@ class Federation:
     vocab: int | None = None  # number of token ids, where samples are sequences of them [largest id + 1]
     dtype: torch.dtype = torch.float32
     unscored: tuple[int, ...] = ()  # classes that are trained on but not scored (end of sentence, unknown word)
-    class_names: tuple[str, ...] = ()
+    targets: Targets = field(default_factory=Classes)  # labels: y is 1 for each that a sample has, else 0; or a number
+    class_names: tuple[str, ...] = ()  # of classes or labels; for a number, what it is
     client_names: tuple[str, ...] = ()
-    scaling: Scaling | None = None  # to be applied before training
+    scaling: Scaling | None = None  # of columns of x, to be applied before training
     notes: tuple[str, ...] = field(default=())  # what a reader of the results should know
     held_out: int = 0  # number of clients, the last ones, that do not take part in training
     preprocessing: Preprocessing | None = None  # how new samples become like x; see also `preprocessing_or_default`
@@ -115,6 +118,16 @@ class Federation:
     def clients(self) -> int:
         """Number of participating clients."""
         return len(self.splits["train"]) - self.held_out
+
+    @property
+    def kind(self) -> Kind:
+        """What is predicted of a sample: one of classes, any number of labels, or a number."""
+        return self.targets.kind
+
+    @property
+    def sequences(self) -> bool:
+        """True if samples have a class at every position."""
+        return self.kind == "classes" and self.y.dim() > 1
 
     def participants(self) -> Federation:
         """The federation without the clients that are held out."""
@@ -155,7 +168,7 @@ class Federation:
         return replace(
             self,
             x=self.x.to(device) if whole else self.x.to(device, dtype),
-            y=self.y.to(device),
+            y=self.y.to(device) if self.kind == "classes" else self.y.to(device, dtype),
             splits={name: replace(rows, flat=rows.flat.to(device)) for name, rows in self.splits.items()},
             server=None if self.server is None else self.server.to(device),
             dtype=dtype,
@@ -169,12 +182,15 @@ class Federation:
 
     def preprocessing_or_default(self) -> Preprocessing:
         """How new samples become like x; what follows from x, mean, std and vocab if nobody has said more."""
-        if self.preprocessing is not None:
-            return replace(self.preprocessing, positive=self.positive)
-        shape, dtype = tuple(self.x.shape[1:]), str(self.x.dtype).removeprefix("torch.")
-        names = self.class_names or tuple(map(str, range(self.classes)))
-        made = preprocessing_of_arrays(shape, dtype, names, mean=self.mean, std=self.std, token_ids=self.token_ids())
-        return replace(made, positive=self.positive)
+        made = self.preprocessing
+        if made is None:
+            shape, dtype = tuple(self.x.shape[1:]), str(self.x.dtype).removeprefix("torch.")
+            names = self.class_names or tuple(map(str, range(self.classes)))
+            made = preprocessing_of_arrays(
+                shape, dtype, names, mean=self.mean, std=self.std, token_ids=self.token_ids()
+            )
+        scale = (self.targets.mean, self.targets.std) if isinstance(self.targets, Number) else None
+        return replace(made, positive=self.positive, target=self.kind, target_scale=scale)
 
     def samples(self, rows: Tensor) -> Tensor:
         """Rows as input of a single model. On a CPU images are in channels-last format, which makes convolutions and
@@ -185,7 +201,7 @@ class Federation:
         return channels_last(x)
 
     def counts(self, ids: np.ndarray) -> Tensor:
-        """n_{i,c}: training samples per client and class."""
+        """n_{i,c}: training samples per client and class or label; for a number, all of them."""
         train = self.splits["train"]
         if len(train) * self.classes <= MAX_CACHED_COUNTS:
             return self._counts[to_device(self.device, ids)]
@@ -197,7 +213,7 @@ class Federation:
         return self._count(train.flat, train.sizes)
 
     def labels(self) -> np.ndarray:
-        """Samples per client and class, over all splits."""
+        """Samples per client and class or label, over all splits; for a number, all samples of a client."""
         return sum(self._count(rows.flat, rows.sizes) for rows in self.splits.values()).cpu().numpy()  # type: ignore[union-attr]
 
     def labels_of(self, rows: Tensor) -> np.ndarray:
@@ -205,7 +221,9 @@ class Federation:
         return self._count(rows, np.array([len(rows)]))[0].cpu().numpy()
 
     def _count(self, rows: Tensor, sizes: np.ndarray) -> Tensor:
-        """Counts of labels per list and class, for consecutive lists of rows."""
+        """Samples per list and class, for consecutive lists of rows."""
+        if self.kind != "classes":
+            return self._count_labels(rows, sizes)
         labels = self.y[rows]
         owner = to_device(self.device, np.repeat(np.arange(len(sizes)), sizes)).view(-1, *[1] * (labels.dim() - 1))
         known = labels >= 0  # of sequences every position is a label, padding (-1) is not
@@ -213,10 +231,17 @@ class Federation:
         flat = torch.zeros(len(sizes) * self.classes, dtype=torch.int64, device=self.device)
         return flat.index_add_(0, at, known.flatten().long()).view(len(sizes), self.classes)
 
+    def _count_labels(self, rows: Tensor, sizes: np.ndarray) -> Tensor:
+        """Samples per list that have a label; for a number, all samples."""
+        there = self.y[rows] > 0.5 if self.kind == "labels" else torch.ones_like(rows)[:, None]
+        owner = to_device(self.device, np.repeat(np.arange(len(sizes)), sizes))
+        found = torch.zeros(len(sizes), self.classes, dtype=torch.int64, device=self.device)
+        return found.index_add_(0, owner, there.long())
+
     @cached_property
     def positive(self) -> int:
         """Of two classes, the one that metrics such as AUPRC are of: the rarer one, in doubt the second."""
-        if self.classes != 2 or self.y.dim() > 1:
+        if self.classes != 2 or self.kind != "classes" or self.sequences:
             return 1
         first, second = torch.bincount(self.y, minlength=2)[:2].tolist()
         return 0 if first < second else 1
@@ -235,6 +260,8 @@ class Federation:
         h = hashlib.sha256(f"{self.classes} {self.mean} {self.std}{vocab}".encode())
         if self.unscored:
             h.update(f"unscored {self.unscored}".encode())
+        if self.kind != "classes":
+            h.update(self.kind.encode())
         for values in (self.x, self.y):
             h.update(f"{values.dtype} {tuple(values.shape)}".encode())
             h.update(np.ascontiguousarray(values.cpu().numpy()).data)

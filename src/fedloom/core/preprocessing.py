@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError
+from fedloom.core.kinds import Kind
+from fedloom.core.targets import TARGETS, Number, Targets
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Preprocessing:
     kind: Literal["table", "image", "text", "array"]  # what a user has
     shape: tuple[int, ...]  # of an encoded sample
     dtype: Literal["uint8", "int64", "float32", "float64"]  # of encoded samples: pixels, token ids or numbers
-    classes: tuple[str, ...]  # names
+    classes: tuple[str, ...]  # names of classes or labels; for a number, what it is
     columns: tuple[Column, ...] = ()  # of a table, in the order of the model's inputs
     numbers: Numbers | None = None
     mean: tuple[float, ...] = (0.0,)  # of pixels, for all channels or each: x is used as (x / 255 - mean) / std
@@ -80,7 +82,9 @@ class Preprocessing:
     vocabulary: Vocabulary | None = None
     token_ids: int | None = None  # number of token ids
     missing: str = "refuse"  # what was done with missing numbers in training: refuse, mean, zero or drop
-    label: str | None = None  # column of the user's table with the class
+    target: Kind = "classes"  # what is predicted
+    target_scale: tuple[float, float] | None = None  # of a number: mean and standard deviation in training
+    label: str | None = None  # column of the user's table with the target; of several, their names are the classes
     client: str | None = None  # column with the client
     split: str | None = None  # column that says train, val or test
     content: str | None = None  # column with the text or the picture
@@ -94,6 +98,13 @@ class Preprocessing:
             return scale_pixels(x.to(dtype), self.mean, self.std)
         x = x.to(getattr(torch, self.dtype))
         return (x if self.numbers is None else self.numbers.scale(x)).to(dtype)
+
+    @property
+    def targets(self) -> Targets:
+        """What is predicted, and how outputs of the model become predictions."""
+        if self.target == "number":
+            return Number(*(self.target_scale or (0.0, 1.0)))
+        return TARGETS[self.target]()
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, from which `from_json` makes an equal object."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core import tree
@@ -61,12 +60,12 @@ class Task:
     rounds: int = 1  # T, rounds of the run
     participation: float = 1.0  # rho, share of the clients in a round, or their number if above 1
     class_weights: bool = False  # a client's classes count equally in its loss, however frequent they are
-    class_counts: Tensor | None = None  # n_{i,c} of the client whose step this is, if its loss needs them
+    class_counts: tuple[Tensor, Tensor] | None = None  # n_{i,c} and n_i of the client whose step this is, if so
     trim: float = 0.0  # where the server averages: share of values left out at either end; 0.5 for the median
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Number of classes or labels; 1 for a number."""
         return self.data.classes
 
     @property
@@ -119,29 +118,34 @@ class Task:
         return self.network.apply(slot.params, slot.buffers, x, train=False)
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of every sample; for sequences, of every position, padding (-1) being 0."""
-        likelihood = F.log_softmax(logits, dim=-1)
-        if y.dim() == 1:
-            return -likelihood.gather(-1, y[..., None]).squeeze(-1)
-        known = y >= 0
-        return -likelihood.gather(-1, torch.where(known, y, 0)[..., None]).squeeze(-1) * known
+        """The loss of every sample (cross-entropy; for numbers, the squared error); for sequences, of every position,
+        padding (-1) being 0."""
+        return self.data.targets.losses(logits, y)
 
     def loss(self, out: Output, batch: Batch) -> Tensor:
-        """F_B: mean cross-entropy over the samples (for sequences: over the positions) that are not padding. With class
-        weights, a sample of class c counts n_i / (K_i n_{i,c}) times, for a client with K_i classes."""
-        if self.class_counts is None:
-            return self.network.mean_cross_entropy(out.logits, batch.y, batch.mask)
-        counts = self.class_counts.to(self.dtype)
-        weights = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
-        weight = batch.mask * weights[batch.y]
-        share = weight.sum() / batch.mask.sum().clamp(min=1)
-        return self.network.mean_cross_entropy(out.logits, batch.y, weight) * share
+        """F_B: mean loss over the samples (for sequences: over the positions) that are not padding. With class weights,
+        samples of rare classes count more, see `Targets.weights`."""
+        targets, logits, y = self.data.targets, out.logits, batch.y
+        weights = None
+        if self.class_counts is not None:
+            weights = targets.weights(y, *(v.to(self.dtype) for v in self.class_counts))
+        if targets.kind == "classes":
+            if weights is None:
+                return self.network.mean_cross_entropy(logits, y, batch.mask)
+            weight = batch.mask * weights
+            share = weight.sum() / batch.mask.sum().clamp(min=1)
+            return self.network.mean_cross_entropy(logits, y, weight) * share
+        return (targets.losses(logits, y, weights) * batch.mask).sum() / batch.mask.sum()
+
+    def divergence(self, logits: Tensor, teacher: Tensor) -> Tensor:
+        """The Kullback-Leibler divergence of what two models predict, for every sample; the teacher does not learn."""
+        return self.data.targets.divergence(logits, teacher.detach())
 
     def grad(
         self, slot: Slot, batch: Batch, only: Iterable[str] | None = None, loss: Loss | None = None
     ) -> tuple[Params, Slot]:
         """The gradient of the batch loss, and the slot with its running statistics advanced. `only` names the
-        parameters to differentiate by (default: all); `loss(output, batch)` replaces the mean cross-entropy."""
+        parameters to differentiate by (default: all); `loss(output, batch)` replaces the mean loss."""
         at = slot.params if only is None else {name: slot.params[name] for name in only}
 
         def f(params: Params) -> tuple[Tensor, Params]:
@@ -183,18 +187,17 @@ class Task:
     # -- scores -------------------------------------------------------------------------------------------------
 
     def score(self, logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """(correct, loss, 1) for every sample in the mask, zeros for padding; for sequences, summed over positions.
-        Targets that the data do not score have zeros too, so accuracy and loss are of the same targets. Ties go to the
-        smallest class."""
-        best = logits == logits.amax(-1, keepdim=True)
-        order = torch.arange(logits.shape[-1], device=logits.device)
-        guess = torch.where(best, order, logits.shape[-1]).amin(-1)
-        weight = mask if y.dim() == 1 else mask[:, None] * (y >= 0)
+        """(correct, loss, 1) for every sample in the mask, zeros for padding; for sequences, summed over positions. For
+        numbers, the squared error is in the place of `correct`. Targets that the data do not score have zeros too, so
+        accuracy and loss are of the same targets."""
+        targets = self.data.targets
+        sequences = targets.kind == "classes" and y.dim() > 1
+        weight = mask[:, None] * (y >= 0) if sequences else mask
         for c in self.data.unscored:
             weight = weight * (y != c)
-        losses = torch.where(weight > 0, self.losses(logits, y), 0)
-        scores = torch.stack([(guess == y) * weight, losses, weight], -1)
-        return scores if y.dim() == 1 else scores.flatten(1, -2).sum(1)
+        quality, losses = (torch.where(weight > 0, v, 0) for v in (targets.quality(logits, y), self.losses(logits, y)))
+        scores = torch.stack([quality.to(losses.dtype), losses, weight], -1)
+        return scores.flatten(1, -2).sum(1) if sequences else scores
 
 
 def clip_norm(gradient: Params, limit: Number) -> Params:

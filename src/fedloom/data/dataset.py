@@ -11,6 +11,7 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Scaling
+from fedloom.core.kinds import Kind
 from fedloom.core.preprocessing import Preprocessing
 from fedloom.core.registry import Registry
 
@@ -20,8 +21,8 @@ class RawDataset:
     """All samples of a data set, before they are divided among clients. Rows are indices of samples."""
 
     x: np.ndarray  # samples along the first axis; pixels are uint8, token ids int64
-    y: np.ndarray  # classes: one per sample, or one at every position of a sequence (-1 for padding)
-    classes: int
+    y: np.ndarray  # classes: one per sample, or one at every position of a sequence (-1 for padding); or see `target`
+    classes: int  # number of classes or labels; 1 for a number
     official_test: np.ndarray | None = None  # rows that the publisher sets aside for testing
     official_val: np.ndarray | None = None  # rows that the publisher sets aside for validation
     natural: tuple[np.ndarray, ...] | None = None  # rows of every natural client (a writer, a person, ...)
@@ -32,7 +33,8 @@ class RawDataset:
     vocab: int | None = None  # number of token ids, if samples are sequences of them
     unscored: tuple[int, ...] = ()  # classes that are learnt but not scored as targets (end of sentence, unknown word)
     scaling: Scaling | None = None  # columns to standardise by the training samples
-    class_names: tuple[str, ...] = ()
+    target: Kind = "classes"  # or labels: y (samples, labels) is 1 for each that a sample has, else 0; or number
+    class_names: tuple[str, ...] = ()  # of classes or labels; for a number, what it is
     client_names: tuple[str, ...] = ()  # of the natural clients
     notes: tuple[str, ...] = ()  # what a user has to know, such as that the data set is not complete
     preprocessing: Preprocessing | None = None  # how new samples become like x, if it does not follow from x itself

@@ -10,11 +10,14 @@ from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation, Ragged, Scaling
 from fedloom.core.keys import rng, stream
 from fedloom.core.preprocessing import Numbers
+from fedloom.core.targets import TARGETS, Number
 from fedloom.data.dataset import RawDataset
 from fedloom.data.partitions import Iid, Lists, Natural, Partition
 
 Shares = tuple[float, float, float]  # train, validation, test
 SCALED_AT_ONCE = 1 << 22  # values
+GROUPS = 10  # of samples with similar targets, by which a partition divides if targets are numbers
+LARGEST_TARGET = 1e15  # whose square is far from the largest number of float32
 
 
 def divide(
@@ -71,7 +74,8 @@ def divide(
             assert raw.official_test is not None
             test_lists = _restrict(raw.natural, raw.official_test, len(raw.y))
     else:
-        if raw.y.ndim > 1 and not isinstance(partition, Iid):
+        classes, count = _classes(raw)
+        if classes.ndim > 1 and not isinstance(partition, Iid):
             raise UserError(
                 f"Partition '{partition.name}' divides by class, but these samples have a class at every position; "
                 "use partition=natural or partition=iid."
@@ -80,10 +84,10 @@ def divide(
             raise UserError(f"{clients} clients are more than the {len(rows)} samples; use fewer clients.")
         if source == "separate":
             assert raw.official_test is not None
-            train, test = partition.assign_both(raw.y[rows], raw.y[raw.official_test], raw.classes, clients, draw)
+            train, test = partition.assign_both(classes[rows], classes[raw.official_test], count, clients, draw)
             lists, test_lists = [rows[r] for r in train], [raw.official_test[r] for r in test]
         else:
-            lists = [rows[r] for r in partition.assign(raw.y[rows], raw.classes, clients, draw)]
+            lists = [rows[r] for r in partition.assign(classes[rows], count, clients, draw)]
     if subset is not None:
         if subset > len(lists):
             raise UserError(f"subset={subset} is more than the {len(lists)} clients of the partition.")
@@ -140,6 +144,7 @@ def _federation(
 
     Clients that have nothing to train on or nothing to test on are left out.
     """
+    classes, _ = _classes(raw)
     parts: dict[str, Lists] = {"train": [], "val": [], "test": []}
     used: list[int] = []  # clients
     official_val = np.zeros(len(raw.y), dtype=bool)
@@ -152,7 +157,7 @@ def _federation(
         used.append(i)
         if not ordered:
             rows = rng("partition", seed, stream("split"), i).permutation(rows)
-            rows = _by_shares(rows, raw.y) if stratify and raw.y.ndim == 1 else rows
+            rows = _by_shares(rows, classes) if stratify and classes.ndim == 1 else rows
         if tests is None:
             train, val, _ = split_sizes(len(rows), split)
             pieces = (rows[:train], rows[train : train + val], rows[train + val :])
@@ -180,12 +185,28 @@ def _federation(
         std=raw.std,
         vocab=raw.vocab,
         unscored=raw.unscored,
+        targets=TARGETS[raw.target](),
         class_names=raw.class_names,
         client_names=tuple(names[i] for i in used) if names else (),
         scaling=raw.scaling,
         notes=notes,
         preprocessing=raw.preprocessing,
     )
+
+
+def _classes(raw: RawDataset) -> tuple[np.ndarray, int]:
+    """Classes by which samples are divided, and how many there are: those of the data; for numbers, tenths of the
+    samples in the order of their targets; for labels, the rarest label of a sample, one more standing for none."""
+    if raw.target == "number":
+        groups = min(GROUPS, max(1, len(raw.y)))
+        rank = np.empty(len(raw.y), np.int64)
+        rank[np.argsort(raw.y, kind="stable")] = np.arange(len(raw.y))
+        return rank * groups // max(1, len(raw.y)), groups
+    if raw.target == "labels":
+        rarest = np.argsort(raw.y.sum(0), kind="stable")
+        there = raw.y[:, rarest] > 0
+        return np.where(there.any(1), rarest[there.argmax(1)], raw.classes), raw.classes + 1
+    return raw.y, raw.classes
 
 
 def _by_shares(rows: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -198,7 +219,8 @@ def _by_shares(rows: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def validated(data: Federation) -> Federation:
-    """The federation with its columns scaled. Raises a UserError if a value is not finite or a label not a class."""
+    """The federation with its columns, and targets that are numbers, scaled. Raises a UserError if a value is not
+    finite or a label not a class."""
     if data.scaling is not None:
         numbers = _fit_numbers(data, data.scaling)
         preprocessing = replace(data.preprocessing_or_default(), numbers=numbers)
@@ -211,11 +233,35 @@ def validated(data: Federation) -> Federation:
     if x.is_floating_point() and not torch.isfinite(x).all():
         at = int((~torch.isfinite(x.reshape(len(x), -1)).all(1)).nonzero()[0])
         raise UserError(f"Sample {at} of the data has a value that is not a finite number; correct it or leave it out.")
+    if data.kind != "classes":
+        return _scaled_targets(data)
     low = -1 if y.dim() > 1 else 0  # sequences are padded with -1
     if len(y) and (int(y.min()) < low or int(y.max()) >= data.classes):
         at = int(((y < low) | (y >= data.classes)).reshape(len(y), -1).any(1).nonzero()[0])
         raise UserError(f"Sample {at} of the data has a label outside 0 to {data.classes - 1}; correct it.")
     return data
+
+
+def _scaled_targets(data: Federation) -> Federation:
+    """The federation with numbers as targets scaled by the participants' training samples; they become float64."""
+    y, targets = data.y.double(), data.targets
+    finite = torch.isfinite(y.reshape(len(y), -1)).all(1)
+    if not finite.all():
+        at = int((~finite).nonzero()[0])
+        raise UserError(f"The target of sample {at} is not a finite number; correct it or leave it out.")
+    if not isinstance(targets, Number):
+        if wrong := ((y != 0) & (y != 1)).reshape(len(y), -1).any(1).nonzero().flatten().tolist():
+            raise UserError(f"A label of sample {wrong[0]} is neither 0 nor 1; correct it.")
+        return data
+    if (targets.mean, targets.std) != (0.0, 1.0):  # they are scaled already
+        return data
+    known = y[data.participants().splits["train"].flat]
+    mean, std = float(known.mean()), float(known.std(correction=0))
+    if std <= 1e-12 * max(abs(mean), 1e-300):
+        raise UserError(f"All targets of the training samples are {mean:g}; there is nothing to learn.")
+    if max(abs(mean), std) > LARGEST_TARGET:
+        raise UserError(f"Targets are as large as {float(known.abs().max()):g}; give them in a larger unit.")
+    return replace(data, y=(y - mean) / std, targets=replace(targets, mean=mean, std=std))
 
 
 def _fit_numbers(data: Federation, scaling: Scaling) -> Numbers:

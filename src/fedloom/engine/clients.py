@@ -236,8 +236,9 @@ class LocalClients:
         data = self.population.data
         lists = data.splits[split]
         starts = np.concatenate([[0], np.cumsum(lists.sizes[ids])])
-        y, p = to_numpy((data.y[lists.joined(ids)], torch.softmax(logits.double(), -1)))
-        return Predictions(y, p, starts, data.positive)
+        targets, y = data.targets, data.y[lists.joined(ids)]
+        known, p = to_numpy((targets.in_unit(y), targets.predictions(logits.double())))
+        return Predictions(known, p, starts, data.positive)
 
     def _norms(self, outcome: Outcome, request: ClientRequest, executor: Executor) -> Tensor:
         """How large the updates are. For a method that sends nothing, how large the private state is, because that

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError
 from fedloom.core.keys import rng, root
+from fedloom.core.kinds import Kind
 from fedloom.core.task import Task
 from fedloom.core.tree import Params, Tree, size_bytes, take, tree_map
 from fedloom.device.transfer import to_device, to_numpy
@@ -61,6 +62,7 @@ class Round(TrainedRound, Evaluation):
     train_seconds: float
     eval_seconds: float
     metric: Metric | None = None  # in the fourth column of scores
+    kind: Kind = "classes"  # what is predicted
 
 
 class ServerState(NamedTuple):

@@ -71,6 +71,7 @@ class RunGroup:
                 eval_client_ids=driver.eval_client_ids,
                 unseen=driver.unseen,
                 metric=self.runs[number].clients.metric,
+                kind=self.runs[number].task.data.kind,
                 train_seconds=share * (middle - start),
                 eval_seconds=share * (end - middle),
             )

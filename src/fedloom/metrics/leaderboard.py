@@ -12,11 +12,18 @@ from fedloom.metrics.summary import over_clients
 
 BASELINE = "local"
 MAJORITY = "majority"  # predicts the most frequent class of a client's training samples
+MEAN = "mean"  # predicts the mean of their targets, which are numbers
+WITHOUT_MODEL = (MAJORITY, MEAN)
 STATISTICS = ("mean", "weighted", "low5", "top5", "worst", "std")  # of the metric that ranks, over clients
 METRICS = (
     "acc_mean", "acc_weighted", "acc_low5", "acc_top5", "acc_worst", "client_acc_std", "client_acc_cv_x1e-2",
 )  # fmt: skip
-UNSEEN = ("new_acc_mean", "new_acc_low5", "new_gap", "joined_acc_mean", "joined_acc_low5", "joined_gap")
+
+
+def unseen_columns(metric: str) -> tuple[str, ...]:
+    """Columns about clients that were held out: scores on arrival and after joining, and their gaps."""
+    name = column_name(metric)
+    return tuple(f"{view}_{column}" for view in ("new", "joined") for column in (f"{name}_mean", f"{name}_low5", "gap"))
 
 
 class RoundScores(NamedTuple):
@@ -28,7 +35,7 @@ class RoundScores(NamedTuple):
     values: np.ndarray  # the metric that ranks, of each of them
     others: dict[str, np.ndarray] = {}  # further metrics of each of them
     sizes: np.ndarray | None = None  # their numbers of test samples, if there are further metrics
-    unseen: dict[str, float] = {}  # the metrics UNSEEN, if clients were held out
+    unseen: dict[str, float] = {}  # the columns of `unseen_columns`, if clients were held out
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,13 @@ def macro_f1(predictions: Predictions) -> np.ndarray:
     return 100 * mean_of_defined(ratio(2 * correct, true + found))
 
 
+def recalls(predictions: Predictions) -> np.ndarray:
+    """Share of the samples with a label for which it is predicted, as (clients, labels); NaN for labels that a client
+    does not have."""
+    y, predicted = predictions.y != 0, predictions.p >= THRESHOLD
+    return 100 * ratio(*(predictions.reduce(np.add, label) for label in (y & predicted, y)))
+
+
 def auroc(predictions: Predictions) -> np.ndarray:
     """Mean area under the ROC curve of the labels that some, but not all samples of a client have."""
     y, p, starts = predictions.y, predictions.p, predictions.starts

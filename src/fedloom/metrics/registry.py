@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from fedloom.core.errors import UserError, plural, reason, shown, unknown
+from fedloom.core.kinds import Kind
 from fedloom.metrics import classification, multilabel, regression
 from fedloom.metrics.predictions import Predictions
 
-Kind = Literal["classes", "labels", "number"]
 PerClient = Callable[[Predictions], np.ndarray]
 TARGETS = {"classes": "classes", "labels": "labels", "number": "numbers"}  # as a message calls them
 
@@ -42,7 +42,7 @@ class Metric:
     """How good predictions are, by client. Metrics for different kinds of targets may have the same name."""
 
     name: str
-    kind: Kind
+    kind: Kind | None  # what the targets are; None if that does not matter
     about: str  # one line
     per_client: PerClient  # NaN where the metric is undefined for a client
     higher_is_better: bool = True
@@ -84,6 +84,16 @@ def column_name(metric: str) -> str:
     return "acc" if metric == "accuracy" else metric
 
 
+def metrics_of(kind: Kind) -> tuple[Metric, ...]:
+    """All metrics for a kind of target, without those of users."""
+    return tuple(metric for metric in METRICS if metric.kind == kind)
+
+
+def usual_metric(kind: Kind) -> str:
+    """The metric that ranks unless a user names another. For labels it is not accuracy, because most are absent."""
+    return {"classes": "accuracy", "labels": "auprc", "number": "rmse"}[kind]
+
+
 def sign(metric: str) -> float:
     """1 if higher values of a metric are better, else -1. Of a metric that is not known here, higher ones are."""
     found = [m for m in METRICS if m.name == metric]
@@ -97,10 +107,10 @@ def in_percent(metric: str) -> bool:
 
 def find_metric(name: str, kind: Kind) -> Metric:
     """The metric of that name for a kind of target; UserError if there is none."""
-    known = {metric.name: metric for metric in (*METRICS, *OWN.values()) if metric.kind == kind}
+    known = {metric.name: metric for metric in (*METRICS, *OWN.values()) if metric.kind in (kind, None)}
     if name in known:
         return known[name]
-    others = [TARGETS[metric.kind] for metric in METRICS if metric.name == name]
+    others = [TARGETS[metric.kind] for metric in METRICS if metric.name == name and metric.kind is not None]
     if others:
         raise UserError(
             f"The metric '{name}' is for targets that are {' or '.join(others)}, and these are {TARGETS[kind]}; "
@@ -116,8 +126,8 @@ OWN: dict[str, Metric] = {}  # metrics of users, by name
 
 
 def add_metric(function: Callable[[np.ndarray, np.ndarray], Any]) -> str:
-    """Register a user's function of the classes and probabilities of one client's samples; returns its name."""
-    made = own_metric(function, "classes")
+    """Register a user's function of the targets and predictions of one client's samples; returns its name."""
+    made = own_metric(function)
     if any(metric.name == made.name for metric in METRICS):
         raise UserError(f"There is a metric '{made.name}' already; call your function otherwise.")
     if not made.higher_is_better:
@@ -126,7 +136,7 @@ def add_metric(function: Callable[[np.ndarray, np.ndarray], Any]) -> str:
     return made.name
 
 
-def own_metric(function: Callable[[np.ndarray, np.ndarray], Any], kind: Kind) -> Metric:
+def own_metric(function: Callable[[np.ndarray, np.ndarray], Any]) -> Metric:
     """A metric from a user's function of the targets and predictions of one client: y_true, prediction -> number.
 
     The arrays are those of `Predictions` for the samples of the client: for classes, the prediction has probabilities
@@ -154,7 +164,7 @@ def own_metric(function: Callable[[np.ndarray, np.ndarray], Any], kind: Kind) ->
         return found
 
     about = (function.__doc__ or "").strip().partition("\n")[0] or "a metric of your own"
-    return Metric(name, kind, about, per_client, bool(getattr(function, "higher_is_better", True)), percent=False)
+    return Metric(name, None, about, per_client, bool(getattr(function, "higher_is_better", True)), percent=False)
 
 
 def _finite(value: Any) -> float:

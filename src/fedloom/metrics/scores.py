@@ -1,8 +1,28 @@
-"""Elementary metrics over clients, in percent. Scores are arrays (clients, 3): correct, summed loss, samples."""
+"""Elementary metrics over clients: accuracy in percent or, for numbers, the root mean squared error.
+
+Scores are arrays (clients, 3): correct predictions, summed loss, samples; for numbers, the first column has the sum of
+squared errors.
+"""
 
 import math
 
 import numpy as np
+
+from fedloom.core.kinds import Kind
+from fedloom.metrics.summary import over_clients
+
+
+def basic_metric(kind: Kind) -> str:
+    """The metric that follows from scores, without looking at predictions again: accuracy or, for numbers, rmse."""
+    return "rmse" if kind == "number" else "accuracy"
+
+
+def basic_values(scores: np.ndarray, kind: Kind = "classes") -> np.ndarray:
+    """The basic metric of every client; NaN for a client without samples in the split."""
+    if kind != "number":
+        return accuracies(scores)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.sqrt(np.where(scores[:, 2] > 0, scores[:, 0] / scores[:, 2], np.nan))
 
 
 def accuracies(scores: np.ndarray) -> np.ndarray:
@@ -11,16 +31,21 @@ def accuracies(scores: np.ndarray) -> np.ndarray:
         return np.where(scores[:, 2] > 0, 100 * scores[:, 0] / scores[:, 2], np.nan)
 
 
-def summarize(scores: np.ndarray) -> dict[str, float]:
+def summarize(scores: np.ndarray, kind: Kind = "classes") -> dict[str, float]:
     """Metrics over clients, by name, of one model on one split. Clients without samples in the split do not count.
 
     acc_mean: mean over clients; acc_weighted: over all samples; acc_low5, acc_top5: mean of the worst and best 5 % of
     clients, at least one; acc_worst: the worst client; client_acc_std: standard deviation over clients;
-    client_acc_cv_x1e-2: that in percent of acc_weighted; loss: mean over all samples.
+    client_acc_cv_x1e-2: that in percent of acc_weighted; loss: mean over all samples. For numbers, there are rmse_mean
+    and so on, see `over_clients`.
     """
     scored = scores[scores[:, 2] > 0]
     if not len(scored):
         return {}
+    if kind == "number":
+        over = over_clients(basic_values(scored, kind), scored[:, 2], higher_is_better=False)
+        loss = float(scored[:, 1].sum() / scored[:, 2].sum())
+        return {**{f"rmse_{name}": value for name, value in over.items()}, "loss": loss}
     acc = np.sort(accuracies(scored))
     tail = math.ceil(0.05 * len(acc))
     weighted = 100 * scored[:, 0].sum() / scored[:, 2].sum()
@@ -45,10 +70,12 @@ def trailing_mean(values: list[float], length: int = 10) -> np.ndarray:
     return (sums[end] - sums[start]) / (end - start)
 
 
-def convergence_round(values: list[float], tolerance: float = 0.1) -> int:
-    """The first round (1-based) whose trailing mean is within `tolerance` points of the best one."""
+def convergence_round(values: list[float], tolerance: float = 0.1, share: float | None = None) -> int:
+    """The first round (1-based) whose trailing mean is within `tolerance` points of the best one, or within `share` of
+    its size."""
     smoothed = trailing_mean(values)
-    return int(np.argmax(smoothed >= smoothed.max() - tolerance)) + 1
+    best = smoothed.max()
+    return int(np.argmax(smoothed >= best - (tolerance if share is None else share * abs(best)))) + 1
 
 
 def trend(rounds: list[int], values: list[float], length: int = 20) -> float:

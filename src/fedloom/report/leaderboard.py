@@ -25,21 +25,8 @@ COLUMNS = {  # column -> its title, whether its standard deviation over seeds is
     "last": ("last", True),
     "trend": ("trend", False),
 }
-UNSEEN = {  # the same for clients that were held out
-    "acc_mean": ("participating", True),
-    "new_acc_mean": ("on arrival", True),
-    "new_acc_low5": ("lowest 5 %", True),
-    "new_gap": ("gap", False),
-    "joined_acc_mean": ("joined", True),
-    "joined_acc_low5": ("lowest 5 %", True),
-    "joined_gap": ("gap", False),
-}
-UNSEEN_CAPTION = (
-    "Held-out clients, in the same rounds, test accuracy in percent: 'on arrival' with the model that the method gives "
-    "a client that never trained, 'joined' after the client has trained as the method prescribes. Gaps are to "
-    "participating clients, before and after their local training."
-)
 FLAT = 0.3  # percentage points: a run whose trend is larger was too short
+FLAT_SHARE = 0.01  # the same for a metric that is not in percent, as a share of its mean
 
 
 def ranking_metric(board: Sequence[Row]) -> str:
@@ -53,10 +40,42 @@ def columns(board: Sequence[Row]) -> dict[str, tuple[str, bool]]:
     if name == "acc":
         further = {"balanced_accuracy_mean": ("balanced", True), "auprc_mean": ("AUPRC", True)}
         return {**COLUMNS, **{column: about for column, about in further.items() if any(column in r for r in board)}}
-    of_metric = {"mean": ("mean", True), "low5": ("lowest 5 %", True), "top5": ("top 5 %", True)}
+    low, top = tails(ranking_metric(board))
+    of_metric = {"mean": ("mean", True), "low5": (low, True), "top5": (top, True)}
     of_metric |= {"worst": ("worst", True), "std": ("std", False)}
     others = {column: COLUMNS[column] for column in ("gain", "harmed", "last", "trend")}
-    return {**{f"{name}_{key}": about for key, about in of_metric.items()}, **others, "acc_mean": ("accuracy", True)}
+    further = {"acc_mean": ("accuracy", True), "r2_mean": ("R2", True)}
+    further = {column: about for column, about in further.items() if any(column in r for r in board)}
+    return {**{f"{name}_{key}": about for key, about in of_metric.items()}, **others, **further}
+
+
+def tails(metric: str) -> tuple[str, str]:
+    """What the means of the worst and of the best 5 % of clients are called."""
+    return ("lowest 5 %", "top 5 %") if sign(metric) > 0 else ("worst 5 %", "best 5 %")
+
+
+def unseen_columns(board: Sequence[Row]) -> dict[str, tuple[str, bool]]:
+    """The columns of a table of clients that were held out."""
+    name, found = column_name(ranking_metric(board)), {}
+    for view, title in (("", "participating"), ("new_", "on arrival"), ("joined_", "joined")):
+        found[f"{view}{name}_mean"] = (title, True)
+        if view:
+            low, _ = tails(ranking_metric(board))
+            found |= {f"{view}{name}_low5": (low, True), f"{view}gap": ("gap", False)}
+    return found
+
+
+def unseen_caption(board: Sequence[Row]) -> str:
+    """The caption of a table of clients that were held out."""
+    return (
+        f"Held-out clients, in the same rounds, test {_with_unit(ranking_metric(board))}: 'on arrival' with the model "
+        "that the method gives a client that never trained, 'joined' after the client has trained as the method "
+        "prescribes. Gaps are to participating clients, before and after their local training."
+    )
+
+
+def _with_unit(metric: str) -> str:
+    return f"{metric}{' in percent' * in_percent(metric)}"
 
 
 def shown_selection(board: Sequence[Row]) -> str:
@@ -71,44 +90,69 @@ def caption(board: Sequence[Row]) -> str:
         "validation": f"in the round with the best validation {metric}; 'last' is the mean in the last one",
         "last": "in the last round (there is no validation data to choose one)",
     }[shown_selection(board)]
-    unit = " in percent" if in_percent(metric) else ""
     text = (
-        f"Test {metric} over clients{unit}, {rounds}. Gain and share of clients harmed are relative to the same "
-        "client training alone (local)."
+        f"Test {metric} over clients{' in percent' * in_percent(metric)}, {rounds}. Gain and share of clients harmed "
+        "are relative to the same client training alone (local)."
     )
     if any("trend" in row for row in board):
+        limit = f"{FLAT:g}" if in_percent(metric) else f"{100 * FLAT_SHARE:g} percent"
         text += (
-            f" A * marks a run that was too short: the mean of its last 20 rounds (trend) is more than {FLAT:g} "
+            f" A * marks a run that was too short: the mean of its last 20 rounds (trend) is more than {limit} "
             "off that of the 20 before."
         )
     return text
 
 
 def main_rows(board: Sequence[Row], model: str = "pre") -> list[Row]:
-    """The rows of one model view (pre, post or global), each with the mean accuracy of the last round as `last`."""
+    """The rows of one model view (pre, post or global), each with the mean of the last round as `last`."""
     last = {row["method"]: row for row in board if row["model"] == model and row["selection"] == "last"}
     rows = [row for row in board if row["model"] == model and row["selection"] == shown_selection(board)]
     mean = f"{column_name(ranking_metric(board))}_mean"
     return [{**r, "last": last[r["method"]][mean], "last_std": last[r["method"]][f"{mean}_std"]} for r in rows]
 
 
-def format_cell(row: Row, column: str, with_std: bool = True, separator: str = " ± ", digits: int = 2) -> str:
-    """A value with `digits` decimals, and its standard deviation after `separator`; "" if there is no value.
+def format_cell(
+    row: Row,
+    column: str,
+    with_std: bool = True,
+    separator: str = " ± ",
+    digits: int = 2,
+    metric: str | None = None,
+) -> str:
+    """A value with `digits` decimals, and its standard deviation after `separator`; "" if there is no value. What is
+    not in percent has two digits more, wherever the point is.
 
     Differences have a sign, and a `trend` that is too large ends in a star.
     """
     value = row.get(column)
     if value is None:
         return ""
+    ranking = metric or row.get("metric", "accuracy")
+    of_ranking = column in RELATIVE or f"{column_name(ranking)}_" in column
+    percent = in_percent(ranking) if of_ranking else column != "r2_mean"
     sign = "+" if column in ("gain", "trend", "new_gap", "joined_gap") and value > 0 else ""
-    text = f"{sign}{value:.{digits}f}" + ("*" if column == "trend" and abs(value) > FLAT else "")
+    limit = FLAT if percent else FLAT_SHARE * abs(row.get(f"{column_name(ranking)}_mean") or 0.0)
+    star = "*" if column == "trend" and abs(value) > limit else ""
+    text = f"{sign}{format_value(value, percent, digits)}{star}"
     std = row.get(f"{column}_std")
-    return text + (f"{separator}{std:.2f}" if with_std and std is not None else "")
+    return text + (
+        f"{separator}{format_value(std, percent, 2 if percent else 0)}" if with_std and std is not None else ""
+    )
+
+
+RELATIVE = ("gain", "last", "trend", "new_gap", "joined_gap")  # columns in the unit of the metric that ranks
+
+
+def format_value(value: float, percent: bool = True, digits: int = 2) -> str:
+    """A metric in percent with so many decimals; another number with two significant digits more."""
+    if percent:
+        return f"{value:.{digits}f}"
+    return f"{value:.0f}" if abs(value) >= 10 ** (digits + 1) else f"{value:#.{digits + 2}g}"
 
 
 def unseen_rows(board: Sequence[Row]) -> list[Row]:
     """The rows of the table of held-out clients; none if no clients were held out."""
-    return [row for row in main_rows(board) if "new_acc_mean" in row]
+    return [row for row in main_rows(board) if "new_gap" in row]
 
 
 def format_number(value: float) -> str:
@@ -162,7 +206,7 @@ def _tables(board: Sequence[Row]) -> Iterator[Table]:
         rows = main_rows(board, model)
         yield Table(f"{VIEWS[model].capitalize()} model", caption(board), rows, columns(rows))
     if rows := unseen_rows(board):
-        yield Table("Unseen clients", UNSEEN_CAPTION, rows, UNSEEN, {})
+        yield Table("Unseen clients", unseen_caption(board), rows, unseen_columns(rows), {})
 
 
 def to_markdown(board: Sequence[Row]) -> str:
@@ -201,11 +245,11 @@ def to_latex(board: Sequence[Row]) -> str:
 def _bold(rows: Sequence[Row]) -> tuple[str, ...]:
     """Columns whose best value is bold."""
     name = column_name(ranking_metric(rows))
-    return f"{name}_mean", f"{name}_low5", "new_acc_mean", "new_acc_low5", "joined_acc_mean", "joined_acc_low5"
+    return tuple(f"{view}{name}_{column}" for view in ("", "new_", "joined_") for column in ("mean", "low5"))
 
 
 def _best(column: str, rows: Sequence[Row]) -> float:
-    direction = sign(ranking_metric(rows)) if column in _bold(rows)[:2] else 1.0
+    direction = sign(ranking_metric(rows))
     return max((row[column] for row in rows if row.get(column) is not None), key=lambda value: direction * value)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedloom.metrics.registry import column_name, in_percent
-from fedloom.report.leaderboard import format_cell, format_number
+from fedloom.report.leaderboard import format_cell, format_number, tails
 
 Row = dict[str, Any]
 
@@ -16,7 +16,7 @@ def columns(metric: str) -> dict[str, str]:
     """The columns of the metric that ranks, and their titles."""
     name = column_name(metric)
     titles = {f"val_{name}_mean": "validation", f"{name}_mean": "test"}
-    return {**titles, f"{name}_low5": "lowest 5 %", f"{name}_worst": "worst"}
+    return {**titles, f"{name}_low5": tails(metric)[0], f"{name}_worst": "worst"}
 
 
 def caption(metric: str) -> str:
@@ -36,7 +36,9 @@ def titles(keys: Sequence[str], metric: str = "accuracy") -> list[str]:
 
 def cells(row: Row, keys: Sequence[str], metric: str = "accuracy", separator: str = " ± ") -> list[str]:
     """The cells of one row; `separator` separates a mean from its standard deviation."""
-    scores = [format_cell(row, column, column.endswith("_mean"), separator) for column in columns(metric)]
+    scores = [
+        format_cell(row, column, column.endswith("_mean"), separator, metric=metric) for column in columns(metric)
+    ]
     return [*(str(row[key]) for key in keys), *scores, format_number(row["round"]), format_number(row["train_seconds"])]
 
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedloom.engine.driver import Round
-from fedloom.metrics.registry import Metric
-from fedloom.metrics.scores import accuracies, summarize
+from fedloom.metrics.registry import column_name
+from fedloom.metrics.scores import basic_metric, basic_values, summarize
 from fedloom.metrics.summary import over_clients
 from fedloom.storage.files import Damaged, Writer, read_table, table_writer
 
@@ -104,30 +104,35 @@ def round_row(done: Round) -> Row:
     row: Row = {"round": done.t + 1, "cohort": len(done.cohort)}
     row |= {"bytes_down": done.bytes_down, "bytes_up": done.bytes_up}
     for view, splits in done.scores.items():
-        row |= {f"{view}_{name}": value for name, value in _summary(splits["test"], done.metric).items()}
-        row |= {f"{view}_val_{name}": value for name, value in _summary(splits["val"], done.metric).items()}
+        row |= {f"{view}_{name}": value for name, value in _summary(splits["test"], done).items()}
+        row |= {f"{view}_val_{name}": value for name, value in _summary(splits["val"], done).items()}
         if "train" in splits:
-            row[f"{view}_train_loss"] = summarize(splits["train"])["loss"]
+            row[f"{view}_train_loss"] = summarize(splits["train"], done.kind)["loss"]
+    mean = f"{column_name(done.metric.name if done.metric else basic_metric(done.kind))}_mean"
     for view, scores in done.unseen_scores.items():
-        row |= {f"{view}_{name}": value for name, value in _summary(scores, done.metric).items()}
-        if {f"{view}_acc_mean", f"{COUNTERPART[view]}_acc_mean"} <= row.keys():
-            row[f"{view}_gap"] = row[f"{view}_acc_mean"] - row[f"{COUNTERPART[view]}_acc_mean"]
+        row |= {f"{view}_{name}": value for name, value in _summary(scores, done).items()}
+        if {f"{view}_{mean}", f"{COUNTERPART[view]}_{mean}"} <= row.keys():
+            row[f"{view}_gap"] = row[f"{view}_{mean}"] - row[f"{COUNTERPART[view]}_{mean}"]
     if done.server is not None:
-        row["acc_global"] = 100 * float(done.server[0] / done.server[2])
+        row[f"{_basic_column(done)}_global"] = float(basic_values(done.server[None], done.kind)[0])
     return row
 
 
-def _summary(scores: np.ndarray, metric: Metric | None) -> dict[str, float]:
-    """Accuracy and loss over clients and, in columns such as `auprc_mean`, the metric of the run."""
-    found = summarize(scores)
-    if metric is not None:
-        over = over_clients(scores[:, 3], scores[:, 2], metric.higher_is_better)
-        found |= {f"{metric.name}_{name}": value for name, value in over.items()}
+def _basic_column(done: Round) -> str:
+    return column_name(basic_metric(done.kind))
+
+
+def _summary(scores: np.ndarray, done: Round) -> dict[str, float]:
+    """Accuracy (or RMSE) and loss over clients and, in columns such as `auprc_mean`, the metric of the run."""
+    found = summarize(scores, done.kind)
+    if done.metric is not None:
+        over = over_clients(scores[:, 3], scores[:, 2], done.metric.higher_is_better)
+        found |= {f"{done.metric.name}_{name}": value for name, value in over.items()}
     return found
 
 
 def client_table(done: Round) -> pa.Table:
-    """Accuracy, and the metric of the run, of every evaluated client in a round."""
+    """Accuracy (or RMSE), and the metric of the run, of every evaluated client in a round."""
     ids = done.eval_client_ids
     columns: dict[str, np.ndarray] = {
         "round": np.full(len(ids), done.t + 1),
@@ -136,7 +141,7 @@ def client_table(done: Round) -> pa.Table:
     }
     for view, splits in done.scores.items():
         for name, split in ((view, "test"), (f"{view}_val", "val")):
-            columns[f"{name}_acc"] = accuracies(splits[split])
+            columns[f"{name}_{_basic_column(done)}"] = basic_values(splits[split], done.kind)
             if done.metric is not None:
                 columns[f"{name}_{done.metric.name}"] = splits[split][:, 3]
     if not len(done.unseen):
@@ -144,7 +149,7 @@ def client_table(done: Round) -> pa.Table:
     others = {"round": np.full(len(done.unseen), done.t + 1), "client": done.unseen}
     others["sampled"] = np.zeros(len(done.unseen), dtype=bool)
     for view, scores in done.unseen_scores.items():
-        others[f"{view}_acc"] = accuracies(scores)
+        others[f"{view}_{_basic_column(done)}"] = basic_values(scores, done.kind)
         if done.metric is not None:
             others[f"{view}_{done.metric.name}"] = scores[:, 3]
     return pa.concat_tables([pa.table(columns), pa.table(others)], promote_options="default")

@@ -18,6 +18,7 @@ from fedloom.core.errors import UserError, shown
 from fedloom.core.federation import Federation
 from fedloom.core.keys import rng
 from fedloom.core.settings import fields
+from fedloom.core.targets import Number
 from fedloom.core.task import Task
 from fedloom.data.dataset import Dataset
 from fedloom.data.divide import divide, hold_out, validated
@@ -80,7 +81,7 @@ def _rare_classes(config: Config, data: Federation) -> list[str]:
     """A note on classes of a user's data that are so rare that accuracy hides how well they are served."""
     s = config.settings
     named = isinstance(config.dataset, Dataset) and not isinstance(config.dataset, OwnData)
-    if named or data.y.dim() > 1 or s.metric != "accuracy" or s.class_weight != "none":
+    if named or data.kind != "classes" or data.sequences or s.metric != "accuracy" or s.class_weight != "none":
         return []
     counts = data.labels().sum(0)
     rare = [c for c in np.flatnonzero(counts) if counts[c] * RARE * (counts > 0).sum() < counts.sum()]
@@ -98,18 +99,36 @@ def make_task(config: Config, data: Federation | None = None) -> Task:
     """The task of a configuration, checked. `data` may be given if they were already divided."""
     s = config.settings
     data = data if data is not None else make_data(config)
+    _check_targets(config.algorithm, s, data)
+    if isinstance(data.targets, Number):
+        data = replace(data, targets=replace(data.targets, huber=s.huber))
     task = Task(
         data, _network(config, data), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
         batch_size=min(s.batch_size, _most_samples(data)), epochs=s.local_epochs, rounds=s.rounds,
         participation=s.participation, trim=_trim(config.algorithm, s), class_weights=s.class_weight == "balanced",
     )  # fmt: skip
-    if data.y.dim() > 1 and (s.class_weight != "none" or s.metric != "accuracy"):
+    if data.sequences and (s.class_weight != "none" or s.metric != "accuracy"):
         raise UserError("class_weight and metric are for samples with one class, but these have one at every position.")
-    find_metric(s.metric, "classes")  # raises UserError for an unknown one
+    find_metric(s.metric, data.kind)  # raises UserError for an unknown one
     check(config.algorithm, task)
     if s.eval_clients is not None and s.eval_clients > task.clients:
         raise UserError(f"eval_clients asks for {s.eval_clients} clients, but there are {task.clients}.")
     return task
+
+
+def _check_targets(alg: Algorithm, s: Settings, data: Federation) -> None:
+    """Raise UserError if a method or a setting does not fit what is predicted."""
+    what = {"classes": "one of several classes", "labels": "several labels", "number": "a number"}
+    if data.kind not in alg.targets:
+        fits = " or ".join(what[kind] for kind in alg.targets)
+        raise UserError(
+            f"{alg.name} predicts {fits}, but the target of these data is {what[data.kind]}; 'fedloom list algorithms' "
+            "says what each method predicts."
+        )
+    if data.kind == "number" and s.class_weight != "none":
+        raise UserError("class_weight is for classes and labels, but the target of these data is a number.")
+    if data.kind != "number" and s.huber is not None:
+        raise UserError(f"huber is a loss for numbers, but the target of these data is {what[data.kind]}.")
 
 
 def _trim(alg: Algorithm, s: Settings) -> float:
@@ -202,7 +221,9 @@ def check(alg: Algorithm, task: Task) -> None:
         raise UserError("No client that is held out has test samples; hold out others, or set holdout_clients=0.")
     if task.network.outputs < task.classes:
         raise UserError(f"The model has {task.network.outputs} outputs, but the data has {task.classes} classes.")
-    made, wanted = task.network.positions, tuple(task.data.y.shape[1:])
+    if task.data.kind != "classes" and task.network.outputs != task.classes:
+        raise UserError(f"The model has {task.network.outputs} outputs, but it needs {task.classes}, one per target.")
+    made, wanted = task.network.positions, tuple(task.data.y.shape[1:]) if task.data.sequences else ()
     if made != wanted:
         say = [f"a label at each of {shape[0]} positions" if shape else "one label" for shape in (made, wanted)]
         other = "lstm_so" if wanted else "lstm_shakes" if task.data.x.dtype == torch.int64 else "mlp"

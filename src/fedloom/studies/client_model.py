@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from fedloom.core.algorithm import Algorithm, Slot
+from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
 from fedloom.core.preprocessing import Preprocessing
 from fedloom.core.task import Task
@@ -24,8 +25,9 @@ class ClientModel(nn.Module):
     """The model that a client predicts with, in evaluation mode.
 
     It is called with what the client has: a row of its table (a dictionary, a data frame), a picture, a text, or a list
-    of these; or with a tensor of samples as they are before scaling. It returns what the method predicts with, one row
-    of logits per sample. `predict` returns classes, `probabilities` their probabilities.
+    of these; or with a tensor of samples as they are before scaling. It returns what the method predicts with: one row
+    of logits per sample or, if the target is a number, its value. `predict` returns classes, labels or numbers,
+    `probabilities` those of classes or labels.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class ClientModel(nn.Module):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the logits."""
+        """Names of the classes or labels, in the order of the logits; for a number, what it is."""
         return self.preprocessing.classes
 
     def encode(self, samples: Any) -> Tensor:
@@ -73,13 +75,21 @@ class ClientModel(nn.Module):
         return torch.as_tensor(np.ascontiguousarray(encode(self.preprocessing, samples)))
 
     def forward(self, samples: Any) -> Tensor:
-        """Logits of samples."""
+        """Logits of samples; values in their unit if the target is a number."""
         x = samples if isinstance(samples, Tensor) else self.encode(samples).to(self.device)
-        x = self.preprocessing.scale(x, self.dtype)
-        network = PlainNetwork(self.network, self.head)
+        outputs = self._outputs(self.preprocessing.scale(x, self.dtype))
+        return self.preprocessing.targets.predictions(outputs) if self.predicts_numbers else outputs
+
+    def _outputs(self, x: Tensor) -> Tensor:
         if type(self.algorithm).logits is Algorithm.logits:
             return self.network(x)
+        network = PlainNetwork(self.network, self.head)
         return self.algorithm.logits(self._task(network), self._model(network), x)
+
+    @property
+    def predicts_numbers(self) -> bool:
+        """True if the target is a number."""
+        return self.preprocessing.target == "number"
 
     @property
     def device(self) -> torch.device:
@@ -96,20 +106,32 @@ class ClientModel(nn.Module):
 
     def _task(self, network: PlainNetwork) -> Task:
         nothing = torch.zeros(0, *self.preprocessing.shape, dtype=self.dtype)
-        data = Federation(nothing, torch.zeros(0, dtype=torch.int64), len(self.classes), {})
+        y, targets = torch.zeros(0, dtype=torch.int64), self.preprocessing.targets
+        data = Federation(nothing, y, len(self.classes), {}, targets=targets)
         return Task(data, network)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def probabilities(self, samples: Any) -> Tensor:
-        """The probability of each class, one row per sample. Outputs that stand for no class do not count."""
-        return torch.softmax(self(samples)[..., : len(self.classes)], -1)
+        """The probability of each class or label, one row per sample. Outputs that stand for no class do not count."""
+        if self.predicts_numbers:
+            raise UserError("The model predicts numbers, which have no probabilities; use predict.")
+        return self.preprocessing.targets.predictions(self(samples)[..., : len(self.classes)])
+
+    @torch.no_grad()
+    def predictions(self, samples: Any) -> Tensor:
+        """Probabilities or, if the target is a number, its values."""
+        return self(samples) if self.predicts_numbers else self.probabilities(samples)
 
     @torch.no_grad()
     def predict(self, samples: Any) -> list[Any]:
-        """The name of the most probable class of each sample; a list of names if the model predicts one at every
-        position."""
-        best = self(samples)[..., : len(self.classes)].argmax(-1)
-        return [self._names(c) for c in best.tolist()]
+        """The prediction for each sample: the most probable class, a list of labels (those with a probability of 0.5 or
+        more), or a number. If the model predicts a class at every position, it is a list of classes."""
+        found = self.predictions(samples)
+        if self.predicts_numbers:
+            return found.tolist()
+        if self.preprocessing.target == "labels":
+            return [[name for name, p in zip(self.classes, row, strict=True) if p >= 0.5] for row in found.tolist()]
+        return [self._names(c) for c in found.argmax(-1).tolist()]
 
     def _names(self, best: Any) -> Any:
         return [self._names(c) for c in best] if isinstance(best, list) else self.classes[best]

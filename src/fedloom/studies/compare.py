@@ -20,12 +20,14 @@ from fedloom.core.errors import UserError, shown, unknown
 from fedloom.metrics.leaderboard import (
     BASELINE,
     MAJORITY,
+    MEAN,
     METRICS,
     STATISTICS,
-    UNSEEN,
+    WITHOUT_MODEL,
     RoundScores,
     RunScores,
     leaderboard,
+    unseen_columns,
 )
 from fedloom.metrics.registry import METRICS as REGISTERED
 from fedloom.metrics.registry import column_name, sign
@@ -64,7 +66,11 @@ class Comparison:
         and a seed (by default the first)."""
         if self.folder is None:
             raise UserError("This comparison kept no runs; give it a folder with out=FOLDER.")
-        name = method if method is not None else next(r["method"] for r in self.rows() if r["method"] != MAJORITY)
+        name = (
+            method
+            if method is not None
+            else next(row["method"] for row in self.rows() if row["method"] not in WITHOUT_MODEL)
+        )
         if name not in self.config["methods"]:
             raise unknown("method of this comparison", str(name), self.config["methods"])
         number = self.config["seeds"][0] if seed is None else seed
@@ -187,11 +193,11 @@ def load_comparison(folder: Path) -> Comparison:
 
 
 def _board(results: Iterable[tuple[str, int, Result]], metric: str) -> list[dict[str, Any]]:
-    """The leaderboard of runs, given as label, seed and result, with the majority baseline."""
+    """The leaderboard of runs, given as label, seed and result, with a baseline that predicts without a model."""
     runs: list[RunScores] = []
     for name, seed, result in results:
         runs.append(score(name, seed, result))
-        if name == BASELINE and (baseline := majority(runs[-1], result)) is not None:
+        if name == BASELINE and (baseline := without_model(runs[-1], result)) is not None:
             runs.append(baseline)
     return leaderboard(runs, metric)
 
@@ -294,11 +300,12 @@ def score(label: str, seed: int, result: Result) -> RunScores:
 def _chosen(result: Result, view: str, row: Mapping[str, Any]) -> RoundScores:
     clients, column = result.clients.filter(pc.field("round") == row["round"]), column_name(result.metric)
     ids, values = clients["client"].to_numpy(), clients[f"{view}_{column}"].to_numpy()  # NaN for those who are held out
-    metrics = {m: row[f"{view}_{m}"] for m in METRICS}
+    metrics = {m: row[f"{view}_{m}"] for m in METRICS} if result.basic_metric == "accuracy" else {}
     if column != "acc":
         metrics |= {f"{column}_{s}": row.get(f"{view}_{column}_{s}", math.nan) for s in STATISTICS}
     others, sizes = _further(result, row["round"], ids) if view == "pre" else ({}, None)
-    return RoundScores(row["round"], metrics, ids, values, others, sizes, {m: row[m] for m in UNSEEN if m in row})
+    unseen = {name: row[name] for name in unseen_columns(result.metric) if name in row}
+    return RoundScores(row["round"], metrics, ids, values, others, sizes, unseen)
 
 
 def _further(result: Result, t: int, ids: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
@@ -313,13 +320,13 @@ def _further(result: Result, t: int, ids: np.ndarray) -> tuple[dict[str, np.ndar
         values[at] = found[name].to_numpy()
         return values
 
-    names = [m.name for m in REGISTERED if m.kind == "classes" and m.name not in ("accuracy", result.metric)]
-    return {name: column(name) for name in names}, column("samples")
+    known = [name for name in dict.fromkeys(m.name for m in REGISTERED) if name in found.column_names]
+    return {name: column(name) for name in known if name not in ("accuracy", result.metric)}, column("samples")
 
 
-def majority(run: RunScores, result: Result) -> RunScores | None:
-    """The baseline that always predicts the most frequent class of a client's training samples, in the place of the
-    personal models of a run on the same task."""
+def without_model(run: RunScores, result: Result) -> RunScores | None:
+    """The baseline that always predicts the most frequent class of a client's training samples, or the mean of their
+    targets, in the place of the personal models of a run on the same task."""
     chosen = run.views["pre"]
     ids = next(iter(chosen.values())).clients
     others, sizes = _further(result, 0, ids)
@@ -328,17 +335,18 @@ def majority(run: RunScores, result: Result) -> RunScores | None:
     table = result.metrics.filter(pc.field("round") == 0)
     at = np.searchsorted(ids, table["client"].to_numpy())
     values: dict[str, np.ndarray] = {}
-    for name in {"accuracy", result.metric}:
+    for name in {result.basic_metric, result.metric}:
         values[name] = np.full(len(ids), np.nan)
         values[name][at] = table[name].to_numpy()
-    over = over_clients(values["accuracy"], sizes)
-    metrics = {f"acc_{s}": v for s, v in over.items() if s in ("mean", "weighted", "low5", "top5", "worst")}
-    metrics |= {
-        "client_acc_std": over["std"],
-        "client_acc_cv_x1e-2": 100 * over["std"] / (over["weighted"] or math.nan),
-    }
+    metrics: dict[str, float] = {}
+    if result.basic_metric == "accuracy":
+        over = over_clients(values["accuracy"], sizes)
+        metrics = {f"acc_{s}": v for s, v in over.items() if s in ("mean", "weighted", "low5", "top5", "worst")}
+        metrics["client_acc_std"] = over["std"]
+        metrics["client_acc_cv_x1e-2"] = 100 * over["std"] / (over["weighted"] or math.nan)
     if result.metric != "accuracy":
         found = over_clients(values[result.metric], sizes, sign(result.metric) > 0)
         metrics |= {f"{result.metric}_{s}": found.get(s, math.nan) for s in STATISTICS}
     score = RoundScores(0, metrics, ids, values[result.metric], others, sizes)
-    return RunScores(MAJORITY, run.seed, {"pre": dict.fromkeys(chosen, score)}, {}, 0.0, 0.0, 0.0, 0.0)
+    name = MAJORITY if result.basic_metric == "accuracy" else MEAN
+    return RunScores(name, run.seed, {"pre": dict.fromkeys(chosen, score)}, {}, 0.0, 0.0, 0.0, 0.0)

@@ -194,4 +194,5 @@ def _mean_row(rows: Sequence[Row | None]) -> Row | None:
     found = [row for row in rows if row is not None]
     if len(found) < 2:
         return found[0] if found else None
-    return {name: float(np.mean([row[name] for row in found])) for name in ("pre_acc_mean", "pre_acc_low5")}
+    shown = [name for name in found[0] if name.startswith("pre_") and name.endswith(("_mean", "_low5"))]
+    return {name: float(np.mean([row[name] for row in found])) for name in shown if all(name in row for row in found)}

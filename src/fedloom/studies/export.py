@@ -33,7 +33,7 @@ def export(model: ClientModel, folder: str | Path, format: Format = "torch") -> 
 
     Returns:
         The file of the model. Programs take a batch of encoded samples before scaling, as `ClientModel.encode` returns
-        it, and return logits.
+        it, and return logits or, if the target is a number, its values.
     """
     place = Path(folder)
     with oserror_as_user_error(place):
@@ -97,7 +97,7 @@ def _export_onnx(model: ClientModel, path: Path) -> None:
         with _quiet(), torch.no_grad():
             program = torch.onnx.export(
                 _program(model), (example(model),), dynamo=True, verbose=False, input_names=["samples"],
-                output_names=["logits"],
+                output_names=["values" if model.predicts_numbers else "logits"],
             )  # fmt: skip
             assert program is not None
             expected = model(x).numpy()

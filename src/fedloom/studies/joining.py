@@ -13,6 +13,7 @@ from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation, Ragged
 from fedloom.core.settings import build, fields
+from fedloom.core.targets import Number
 from fedloom.core.task import Task
 from fedloom.core.tree import take
 from fedloom.data.user_data.new_samples import NewSamples, read_new_samples
@@ -42,8 +43,8 @@ def join(result: Result, path: str | Path) -> ClientModel:
         raise UserError("Only a run with a folder can be joined; give it one with out=FOLDER.")
     architecture = result.models.architecture()
     samples = read_new_samples(architecture.preprocessing, path)
-    if samples.y is None or (samples.y < 0).any():
-        raise UserError(f"{path} must name the class of every sample, because the new client learns from them.")
+    if samples.y is None or len(samples.known()) < len(samples.y):
+        raise UserError(f"{path} must name the target of every sample, because the new client learns from them.")
     simulation = _simulation(result, architecture, samples)
     i = simulation.task.clients
     models = RunGroup([simulation], REFERENCE).models_of(0, np.array([i]))
@@ -85,10 +86,13 @@ def _federation(directory: RunDirectory, architecture: Architecture, samples: Ne
     about = architecture.preprocessing
     x = about.scale(torch.from_numpy(samples.x), architecture.dtype)
     assert samples.y is not None
+    y, targets = torch.from_numpy(samples.y), about.targets
+    if isinstance(targets, Number):
+        y = (y - targets.mean) / targets.std
     sizes = directory.split_sizes()
     mine = {"train": np.arange(len(x)), "val": np.zeros(0, np.int64), "test": np.zeros(0, np.int64)}
     splits = {name: Ragged.of([*(np.zeros(n, np.int64) for n in sizes[name]), mine[name]]) for name in mine}
     return Federation(
-        x, torch.from_numpy(samples.y), len(about.classes), splits, held_out=1, vocab=about.token_ids,
-        dtype=architecture.dtype, preprocessing=about,
+        x, y if about.target == "classes" else y.to(architecture.dtype), len(about.classes), splits, held_out=1,
+        vocab=about.token_ids, dtype=architecture.dtype, targets=targets, preprocessing=about,
     )  # fmt: skip

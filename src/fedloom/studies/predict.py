@@ -15,11 +15,13 @@ import pyarrow as pa
 import torch
 
 from fedloom.core.errors import UserError, nearest, shown
+from fedloom.core.kinds import Kind
 from fedloom.data.user_data.issues import join_names
 from fedloom.data.user_data.new_samples import NewSamples, read_new_samples
+from fedloom.metrics import multilabel
 from fedloom.metrics.classification import confusion, recalls
 from fedloom.metrics.predictions import Predictions
-from fedloom.metrics.registry import METRICS
+from fedloom.metrics.registry import metrics_of
 from fedloom.metrics.summary import over_clients
 from fedloom.storage.files import Writer, table_writer, text_writer, write_file
 from fedloom.studies.client_model import ClientModel
@@ -36,37 +38,44 @@ class Predicted:
 
     samples: NewSamples
     clients: list[str]  # whose model was used, for every sample
-    probabilities: np.ndarray  # (samples, classes)
+    p: np.ndarray  # probabilities (samples, classes or labels); for numbers, values (samples,)
     classes: tuple[str, ...]
+    kind: Kind = "classes"  # what is predicted
     positive: int = 1  # of two classes, the one that metrics such as AUPRC are of
 
-    @property
-    def best(self) -> np.ndarray:
-        """Index of the most probable class of every sample."""
-        return self.probabilities.argmax(1)
-
     def table(self, most: int = MAX_COLUMNS) -> pa.Table:
-        """One row per sample: where it is from, whose model was used, the class if it is known, the predicted class,
-        and the probabilities of all classes, or of the predicted one if there are more than `most`."""
-        samples, best = self.samples, self.best
-        count = len(self.probabilities)
+        """One row per sample: where it is from, whose model was used, the target if it is known, the prediction, and
+        the probabilities of all classes or labels; if there are more than `most`, of the predicted class only."""
+        samples, count = self.samples, len(self.p)
         columns: dict[str, Any] = {"sample": [samples.where(i) for i in range(count)], "client": self.clients}
         if samples.y is not None:
-            columns["label"] = [self.classes[c] if c >= 0 else None for c in samples.y.tolist()]
-        columns["predicted"] = [self.classes[c] for c in best.tolist()]
+            columns["label" if self.kind != "number" else self.classes[0]] = self._names(samples.y)
+        if self.kind == "number":
+            return pa.table({**columns, "predicted": self.p})
+        best = self.p.argmax(1) if self.kind == "classes" else self.p >= multilabel.THRESHOLD
+        columns["predicted"] = self._names(best)
         if len(self.classes) <= most:
-            columns |= {f"p({name})": self.probabilities[:, c] for c, name in enumerate(self.classes)}
-        else:
-            columns["p"] = self.probabilities[np.arange(count), best]
+            columns |= {f"p({name})": self.p[:, c] for c, name in enumerate(self.classes)}
+        elif self.kind == "classes":
+            columns["p"] = self.p[np.arange(count), best]
         return pa.table(columns)
+
+    def _names(self, y: np.ndarray) -> list[Any]:
+        """Targets as a user writes them: a class, labels with semicolons between them, or a number; None if unknown."""
+        if self.kind == "classes":
+            return [self.classes[c] if c >= 0 else None for c in y.tolist()]
+        if self.kind == "number":
+            return [None if np.isnan(value) else value for value in y.tolist()]
+        names = np.array(self.classes, dtype=object)
+        return [None if np.isnan(row).any() else "; ".join(names[row > 0]) for row in y.astype(float)]
 
 
 def predict(result: Result, path: str | Path, client: int | str | None = None, when: When = "best") -> Predicted:
-    """Predict the classes of the samples in a file or folder.
+    """Predict the targets of the samples in a file or folder.
 
     Args:
         result: a run, see `fedloom.load`.
-        path: a table, pictures, arrays or texts, as the run was trained with; classes may be missing.
+        path: a table, pictures, arrays or texts, as the run was trained with; targets may be missing.
         client: the client whose model is used; by default that of the client that the data name for each sample.
         when: which of its models, see `Result.model`.
     """
@@ -87,35 +96,45 @@ def predict(result: Result, path: str | Path, client: int | str | None = None, w
 
 
 def predict_with(model: ClientModel, path: str | Path, name: str) -> Predicted:
-    """Predict the classes of the samples in a file or folder by one model; `name` says whose it is."""
+    """Predict the targets of the samples in a file or folder by one model; `name` says whose it is."""
     samples = read_new_samples(model.preprocessing, path)
     count = len(samples.x)
     return _predicted(samples, [name] * count, [(np.arange(count), model)])
 
 
 def evaluate(found: Predicted) -> dict[str, Any]:
-    """All metrics of predictions for labelled samples: of every client, over clients, and the share of each class that
-    was found."""
+    """All metrics of predictions for labelled samples: of every client, over clients, and the share of each class or
+    label that was found."""
     samples = found.samples
-    if samples.y is None or (samples.y < 0).all():
-        raise UserError("The samples have no classes, so predictions cannot be evaluated; use 'fedloom predict'.")
-    known = np.flatnonzero(samples.y >= 0)
+    if samples.y is None or not len(known := samples.known()):
+        raise UserError("The samples have no targets, so predictions cannot be evaluated; use 'fedloom predict'.")
     names = list(dict.fromkeys(found.clients[i] for i in known))
     owner = np.array([names.index(found.clients[i]) for i in known])
     order = np.argsort(owner, kind="stable")
     rows = known[order]
     starts = np.searchsorted(owner[order], np.arange(len(names) + 1))
-    predictions = Predictions(samples.y[rows], found.probabilities[rows], starts, found.positive)
-    values = {m.name: m for m in METRICS if m.kind == "classes"}
+    predictions = Predictions(samples.y[rows], found.p[rows], starts, found.positive)
+    values = {m.name: m for m in metrics_of(found.kind)}
     each = {name: metric.per_client(predictions) for name, metric in values.items()}
     clients = [
         {"client": name, "samples": int(predictions.sizes[i]), **{m: _finite(v[i]) for m, v in each.items()}}
         for i, name in enumerate(names)
     ]
     over = {m: over_clients(v, predictions.sizes, values[m].higher_is_better) for m, v in each.items()}
+    report = {"clients": clients, "over_clients": over}
+    if found.kind == "number":
+        return report
+    if found.kind == "labels":
+        everyone = predictions._replace(starts=np.array([0, len(rows)]))
+        recall = multilabel.recalls(everyone)[0]
+        return {**report, "recall": dict(zip(found.classes, map(_finite, recall), strict=True))}
     counts = confusion(predictions).sum(0)
-    recall = dict(zip(found.classes, map(_finite, recalls(counts[None])[0]), strict=True))
-    return {"clients": clients, "over_clients": over, "recall": recall, "confusion": counts.tolist()}
+    recall = recalls(counts[None])[0]
+    return {
+        **report,
+        "recall": dict(zip(found.classes, map(_finite, recall), strict=True)),
+        "confusion": counts.tolist(),
+    }
 
 
 def _finite(value: float) -> float | None:
@@ -123,15 +142,15 @@ def _finite(value: float) -> float | None:
 
 
 def _predicted(samples: NewSamples, owners: list[str], parts: list[tuple[np.ndarray, ClientModel]]) -> Predicted:
-    classes = parts[0][1].classes
-    probabilities = np.zeros((len(samples.x), len(classes)))
+    about = parts[0][1].preprocessing
+    p = np.zeros(len(samples.x) if about.target == "number" else (len(samples.x), len(about.classes)))
     for rows, model in parts:
         for some in _batches(rows):
-            found = model.probabilities(torch.from_numpy(samples.x[some])).double().numpy()
+            found = model.predictions(torch.from_numpy(samples.x[some])).double().numpy()
             if found.ndim > 2:
                 raise UserError("The model predicts a class at every position of a sample; use it in Python instead.")
-            probabilities[some] = found
-    return Predicted(samples, owners, probabilities, classes, parts[0][1].preprocessing.positive)
+            p[some] = found
+    return Predicted(samples, owners, p, about.classes, about.target, about.positive)
 
 
 def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:

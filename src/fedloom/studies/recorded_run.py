@@ -18,6 +18,7 @@ from fedloom.engine.plan import Plan
 from fedloom.engine.run_group import RunGroup
 from fedloom.engine.simulation import Simulation
 from fedloom.metrics.registry import find_metric
+from fedloom.metrics.scores import basic_metric
 from fedloom.runs import final
 from fedloom.runs.directory import METRICS_FILE, RunDirectory
 from fedloom.runs.metrics import Blocks, metrics_table
@@ -57,7 +58,7 @@ class RecordedRun:
             eval_client_ids=eval_client_ids(s, data),
             make_store=store,
             make_best_store=best_store if s.keep == "best" and has_validation else None,
-            metric=None if s.metric == "accuracy" else find_metric(s.metric, "classes"),
+            metric=None if s.metric == basic_metric(data.kind) else find_metric(s.metric, data.kind),
             unseen=eval_unseen_ids(s, data),
             join_rounds=s.join_rounds,
             screening=s.screening,

@@ -24,7 +24,8 @@ from fedloom.studies.client_model import ClientModel
 from fedloom.studies.models import Models, ModelsInMemory, ModelsOnDisk, When, client_index
 
 VIEWS = ("pre", "post", "global")
-RELEVANT = ("accuracy", "balanced_accuracy")  # a model that beats the baseline in one of them has learnt something
+# for classes, labels and numbers: a model that beats the baseline in one of these metrics has learnt something
+RELEVANT = (("accuracy", "balanced_accuracy"), ("accuracy", "macro_f1"), ("rmse",))
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Result:
     clients: pa.Table
     reports: pa.Table  # what the method reports, one row per round and client of its cohort; the server is client -1
     timings: list[Row]
-    metrics: pa.Table | None = None  # all metrics per client: rounds that are kept; the majority baseline is round 0
+    metrics: pa.Table | None = None  # all metrics per client: rounds that are kept; the baseline is round 0
     folder: Path | None = None
     simulation: Simulation | None = field(default=None, repr=False)  # of a run in memory
     own: dict[str, Any] = field(default_factory=dict, repr=False)  # algorithm and model that were made in Python
@@ -120,6 +121,11 @@ class Result:
         """The metric that selects the best round."""
         return self.config.get("metric", "accuracy")
 
+    @property
+    def basic_metric(self) -> str:
+        """The metric that all rounds have, whatever the run's is: accuracy or, for numbers, rmse."""
+        return "rmse" if any(name.endswith("_rmse_mean") for name in self.last()) else "accuracy"
+
     def last(self) -> Row:
         """The last evaluated round."""
         return self.rounds[-1]
@@ -136,8 +142,11 @@ class Result:
 
     def convergence_round(self, view: str = "pre") -> int:
         """The first evaluated round whose accuracy, averaged over the ten evaluated rounds up to it, is within 0.1
-        points of the best such average."""
-        return self.rounds[convergence_round([row[f"{view}_acc_mean"] for row in self.rounds]) - 1]["round"]
+        points of the best such average; for numbers, whose RMSE is within 1 percent of it."""
+        name = column_name(self.basic_metric)
+        values = [sign(self.basic_metric) * row[f"{view}_{name}_mean"] for row in self.rounds]
+        found = convergence_round(values) if name == "acc" else convergence_round(values, share=0.01)
+        return self.rounds[found - 1]["round"]
 
     @property
     def all_diverged(self) -> bool:
@@ -148,27 +157,35 @@ class Result:
         rows = self.reports.filter(of_last)["diverged"].to_pylist()
         return bool(rows) and all(value == 1 for value in rows)
 
-    def client_metrics(self, when: When | Literal["majority"] = "best") -> pa.Table:
+    def client_metrics(self, when: When | Literal["baseline"] = "best") -> pa.Table:
         """All metrics of every evaluated client: of the model that `model` returns, or of a baseline that always
-        predicts the most frequent class among the client's training samples."""
+        predicts the most frequent class among the client's training samples (for numbers, their mean)."""
         if self.metrics is None:
             raise UserError(
                 "This run has no metrics yet, or was made by an older FedLoom; continue it, or run it again."
             )
-        wanted = 0 if when == "majority" else self._round(when)
+        wanted = 0 if when == "baseline" else self._round(when)
         found = self.metrics.filter(pc.field("round") == wanted)
         if not len(found) and len(self.metrics):
             raise UserError(f"The models of round {wanted} were not kept (keep={self.config.get('keep')}).")
         return found
 
     def useless(self) -> str:
-        """A sentence without a full stop if models do not beat the majority baseline, else ""."""
-        if self.metrics is None or "balanced_accuracy" not in self.metrics.column_names:
+        """A sentence without a full stop if models do not beat the baseline, else ""."""
+        columns = () if self.metrics is None else self.metrics.column_names
+        relevant = next((names for names in RELEVANT if set(names) <= set(columns)), ())
+        if self.metrics is None or not relevant:
             return ""
         models, baseline = (self.metrics.filter(pc.field("round") == t) for t in (self.last()["round"], 0))
-        mean = {name: [np.nanmean(t[name].to_numpy()) for t in (models, baseline)] for name in RELEVANT}
-        if any(found[0] > found[1] + 0.05 for found in mean.values()):
-            return ""
+        mean = {name: [float(np.nanmean(t[name].to_numpy())) for t in (models, baseline)] for name in relevant}
+        for name, (mine, baselines) in mean.items():
+            if sign(name) * (mine - baselines) > (0.05 if name != "rmse" else 0.0005 * baselines):
+                return ""
+        if "rmse" in mean:
+            return (
+                f"The models are no better than always predicting the mean of a client's targets (rmse "
+                f"{mean['rmse'][0]:.4g}, baseline {mean['rmse'][1]:.4g}); try more rounds or another lr"
+            )
         accuracy = mean["accuracy"]
         return (
             f"The models are no better than always predicting the most frequent class (accuracy {accuracy[0]:.1f} %, "
@@ -178,14 +195,15 @@ class Result:
 
     def views(self) -> list[str]:
         """The models that were scored: pre, post, global."""
-        return [view for view in VIEWS if f"{view}_acc_mean" in self.last()]
+        return [view for view in VIEWS if f"{view}_loss" in self.last()]
 
     @property
     def unseen(self) -> list[int]:
         """Ids of held-out clients that were evaluated."""
-        if "new_acc" not in self.clients.column_names:
+        column = f"new_{column_name(self.basic_metric)}"
+        if column not in self.clients.column_names:
             return []
-        return self.clients.filter(pc.field("new_acc").is_valid())["client"].unique().to_pylist()
+        return self.clients.filter(pc.field(column).is_valid())["client"].unique().to_pylist()
 
     def summary(self) -> dict[str, Any]:
         """Last round, best rounds and convergence, by view."""

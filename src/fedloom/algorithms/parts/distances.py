@@ -7,12 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.algorithm import Batch
-
-
-def kl(z: Tensor, teacher: Tensor) -> Tensor:
-    """KL(softmax(teacher) || softmax(z)) of every sample; only z is meant to learn."""
-    p = F.log_softmax(teacher, -1)
-    return (p.exp() * (p - F.log_softmax(z, -1))).sum(-1)
+from fedloom.core.targets import Classes
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -37,6 +32,7 @@ def mse(a: Tensor, b: Tensor) -> Tensor:
     return ((a - b) ** 2).sum(-1)
 
 
+kl = Classes().divergence
 DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "cos": cos, "l2": l2, "mse": mse}
 
 
@@ -47,5 +43,4 @@ def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float = 0.5) -> Tensor:
 
 def batch_mean(values: Tensor, batch: Batch) -> Tensor:
     """Mean over the samples (for sequences: over the positions) that are not padding."""
-    weight = batch.mask if batch.y.dim() == 1 else batch.mask[:, None] * (batch.y >= 0)
-    return (values * weight).sum() / weight.sum()
+    return (values * batch.weight).sum() / batch.weight.sum()

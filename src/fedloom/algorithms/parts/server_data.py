@@ -19,19 +19,19 @@ ROWS = 1 << 12  # samples times models at once: memory must not grow with the nu
 def accuracies(task: Task, models: Tree, rows: Tensor) -> Tensor:
     """Accuracy of each of the stacked models on the given rows."""
     count = len(leaves(models)[0])
-    right = torch.zeros(count, dtype=torch.int64, device=rows.device)
+    right = torch.zeros(count, dtype=torch.float64, device=rows.device)
     known = torch.zeros_like(right[0])
 
     def one(w: Params, x: Tensor, y: Tensor) -> Tensor:
-        return (_logits(task, w, x).argmax(-1) == y).sum()  # of equals the first; padding (-1) is never guessed
+        return task.data.targets.quality(_logits(task, w, x), y).sum()  # padding (-1) is never guessed
 
     for x, y in _samples(task, rows):
-        known = known + (y >= 0).sum()
+        known = known + ((y >= 0).sum() if task.data.kind == "classes" else len(y))
         some = max(1, ROWS // len(y))
         for first in range(0, count, some):
             here = slice(first, first + some)
             right[here] += vmap(one, in_dims=(0, None, None))(take(models, here), x, y)
-    return right.to(task.dtype) / known
+    return (right / known).to(task.dtype)
 
 
 def mean_loss(task: Task, w: Params, rows: Tensor) -> Tensor:

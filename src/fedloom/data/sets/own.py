@@ -29,7 +29,12 @@ class OwnData(Dataset):
 
     path: str = setting("", "file or folder with the data")
     kind: Literal["auto", "table", "image", "text", "sequence"] = setting("auto", "what the samples are")
-    label: str | None = setting(None, "column of the class [label, target, class or y]")
+    label: str | None = setting(
+        None, "column of what is predicted, or columns of labels such as a,b [label, target, class or y]"
+    )
+    target: Literal["auto", "class", "number", "labels"] = setting(
+        "auto", "what is predicted: class, number, or labels, of which a sample has any number [by the values]"
+    )
     client: str = setting(
         "auto",
         "column with the client of each row [client, client_id or the file's name]; none: the data have no clients",
@@ -62,7 +67,7 @@ class OwnData(Dataset):
         natural = samples.client is not None
         settings = {**self.usual, **({"pool": "separate"} if natural and _has_test_split(samples) else {})}
         settings |= {"clients": len(samples.clients)} if natural else {}
-        settings |= DEFAULTS_BY_KIND.get(samples.kind, {})
+        settings |= DEFAULTS_BY_KIND.get(samples.kind, {}) | DEFAULTS_BY_TARGET.get(samples.target, {})
         return default_model(samples), "natural" if natural else "dirichlet_class", settings
 
     def natural_clients(self) -> int | None:
@@ -80,6 +85,7 @@ class OwnData(Dataset):
 
 
 DEFAULTS_BY_KIND: dict[str, dict[str, Any]] = {"text": {"lr": 0.1}}
+DEFAULTS_BY_TARGET: dict[str, dict[str, Any]] = {"number": {"metric": "rmse"}, "labels": {"metric": "auprc"}}
 
 
 def _has_test_split(samples: Samples) -> bool:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from fedloom.core.errors import UserError, nearest
+from fedloom.core.errors import UserError, nearest, unknown
 from fedloom.core.federation import Federation, Scaling
 from fedloom.data.dataset import RawDataset
 from fedloom.data.divide import Shares, divide, validated
 from fedloom.data.limits import check_npz
 from fedloom.data.partitions import PARTITIONS, Natural, Partition
-from fedloom.data.user_data.categorical import Categorical, check_classes, encode_classes, encode_clients, encode_splits
+from fedloom.data.user_data.categorical import Categorical, encode_clients, encode_splits
 from fedloom.data.user_data.issues import Issues, Origin, SampleOrigin, error_text, join_names
 from fedloom.data.user_data.layout import File
-from fedloom.data.user_data.leaks import LeakDetector, report_leaks
+from fedloom.data.user_data.leaks import leak_detector, report_leaks
 from fedloom.data.user_data.samples import Samples, array_preprocessing
+from fedloom.data.user_data.targets import Wanted, check_target, read_target_array
 
 if TYPE_CHECKING:
     from fedloom.data.sets.own import OwnData
@@ -43,9 +45,7 @@ def samples_from_arrays(files: Sequence[File], layout: str, options: OwnData, is
     for file in files:
         try:
             arrays = read_arrays(file, ("x", "y"), issues)
-            if read["x"] and arrays["x"].shape[1:] != read["x"][0].shape[1:]:
-                shapes = arrays["x"].shape[1:], read["x"][0].shape[1:]
-                raise UserError(f"{file.path}: samples have the shape {shapes[0]}, but {shapes[1]} in {where(0)}.")
+            _check_same_shapes(file.path, arrays, read, where)
         except UserError as error:
             issues.problem("unreadable", str(error))
             continue
@@ -59,7 +59,7 @@ def samples_from_arrays(files: Sequence[File], layout: str, options: OwnData, is
         if read[name] and len(read[name]) < len(read["x"]):
             raise UserError(f"Some files have an array '{name}' and some have not; give it to all or to none.")
     x = np.concatenate(read["x"])
-    y, classes = encode_classes(Categorical.from_array(np.concatenate(read["y"])), where, "the label in 'y'", issues)
+    target = read_target_array(np.concatenate(read["y"]), where, "the label in 'y'", options.target, issues)
     attributes: dict[str, Any] = {"layout": layout}
     if read["client"] and options.client != "none":
         coded = Categorical.from_array(np.concatenate(read["client"]))
@@ -71,11 +71,13 @@ def samples_from_arrays(files: Sequence[File], layout: str, options: OwnData, is
         attributes["split"] = encode_splits(coded, where, "'split'", issues)
     kind, x, scaling, vocab = _prepare(x, options, where, issues)
     if kind == "table":
-        detector = LeakDetector(y, x.shape[1])
+        detector = leak_detector(target, x.shape[1])
         leaks = [f"x[:, {c}]" for c, values in enumerate(x.T) if detector.determines(values)]
-        report_leaks(leaks, "of x", issues)
-    preprocessing = array_preprocessing(x, classes, vocab)
-    return Samples(kind, x, y, classes, where, preprocessing, scaling=scaling, **attributes).usable("'y'", issues)
+        report_leaks(leaks, target.kind, "of x", issues)
+    preprocessing = replace(array_preprocessing(x, target.names, vocab), target=target.kind)
+    return Samples(
+        kind, x, target.y, target.names, where, preprocessing, scaling=scaling, target=target.kind, **attributes
+    ).usable("'y'", issues)
 
 
 def read_arrays(file: File, needed: tuple[str, ...], issues: Issues) -> dict[str, np.ndarray]:
@@ -115,13 +117,23 @@ def read_arrays(file: File, needed: tuple[str, ...], issues: Issues) -> dict[str
     return arrays
 
 
+def _check_same_shapes(
+    path: Path, arrays: dict[str, np.ndarray], read: dict[str, list[np.ndarray]], where: Origin
+) -> None:
+    """Raise a UserError unless samples and their targets have the shapes of those that were read before."""
+    for name, what in (("x", "samples"), ("y", "targets in y")):
+        if read[name] and arrays[name].shape[1:] != read[name][0].shape[1:]:
+            shapes = arrays[name].shape[1:], read[name][0].shape[1:]
+            raise UserError(f"{path}: {what} have the shape {shapes[0]}, but {shapes[1]} in {where(0)}.")
+
+
 def _check_shapes(path: Path | str, arrays: dict[str, np.ndarray]) -> None:
-    """Raise a UserError unless x holds numbers, and the other arrays one value per sample."""
+    """Raise a UserError unless x holds numbers, and the other arrays one value per sample, y perhaps several."""
     x, y = arrays["x"], arrays.get("y")
     if x.ndim < 2 or x.dtype.kind not in "biuf":
         raise UserError(f"{path}: x must hold numbers, a row or more dimensions per sample, not {x.dtype} {x.shape}.")
     for name, values in arrays.items():
-        if name != "x" and values.ndim != 1:
+        if name != "x" and values.ndim != 1 and not (name == "y" and values.ndim == 2):
             raise UserError(f"{path}: {name} must have one value per sample, not the shape {values.shape}.")
         if len(values) != len(x):
             raise UserError(f"{path} has {len(x)} samples in x, but {len(values)} in {name}.")
@@ -191,6 +203,13 @@ def finite_numbers(x: np.ndarray, where: Origin, issues: Issues) -> np.ndarray:
     return values
 
 
+def _as_array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except Exception:  # of what cannot be an array, such as rows of different lengths
+        raise UserError(f"{name} is not an array of numbers or words; give all samples the same shape.") from None
+
+
 def federation(
     x: Any,
     y: Any,
@@ -203,12 +222,14 @@ def federation(
     vocab: int | None = None,
     seed: int = 1,
     stratify: bool = False,
+    target: Wanted = "auto",
 ) -> Federation:
     """A federation from arrays, to be given to `fedloom.run`, `compare` or `sweep` as the data set.
 
     Args:
         x: samples along the first axis: numbers, pixels (uint8) or, with `vocab`, token ids.
-        y: the class of every sample, numbers or names.
+        y: the class of every sample, a whole number or a name; or a number, such as a price; or its labels, as a row
+            of 0 and 1.
         clients: the client of every sample, numbers or names; without it, a partition divides the samples.
         partition: how samples are divided, a name or a `Partition`; by default by `clients`, else `dirichlet_class`.
         count: number of clients to divide the samples among; not used if they are divided by `clients`.
@@ -217,6 +238,8 @@ def federation(
         vocab: number of token ids, if x holds sequences of them.
         seed: random seed of partition and split.
         stratify: a client's classes have the same shares in training, validation and test.
+        target: what y is: class, number or labels; by default labels if y has two axes, a number if one of the values
+            has a fraction, else classes.
 
     >>> import fedloom, numpy as np
     >>> x, y = np.random.default_rng(0).normal(size=(30, 4)), np.arange(30) % 2
@@ -224,13 +247,14 @@ def federation(
     >>> data.client_names
     ('Berlin', 'Paris', 'Rome')
     """
-    arrays = {"x": np.asarray(x), "y": np.asarray(y)}
-    if clients is not None:
-        arrays["client"] = np.asarray(clients)
+    if target not in get_args(Wanted):
+        raise unknown("target", target, get_args(Wanted))
+    given = {"x": x, "y": y} | ({} if clients is None else {"client": clients})
+    arrays = {name: _as_array(name, values) for name, values in given.items()}
     _check_shapes("federation(x, y)", arrays)
     where, issues = SampleOrigin(len(arrays["x"])), Issues()
-    ids, classes = encode_classes(Categorical.from_array(arrays["y"]), where, "its class", issues)
-    check_classes(ids, classes, "y")
+    found = read_target_array(arrays["y"], where, "y", target, issues)
+    check_target(found, "y")
     natural: tuple[np.ndarray, ...] | None = None
     names: tuple[str, ...] = ()
     if clients is not None:
@@ -244,10 +268,11 @@ def federation(
     elif not pixels:
         values = values.astype(np.float64 if normalise else np.float32)
     scaling = Scaling(np.ones(values.shape[-1], dtype=bool)) if normalise and not pixels and vocab is None else None
-    preprocessing = array_preprocessing(values, classes, vocab)
+    preprocessing = replace(array_preprocessing(values, found.names, vocab), target=found.kind)
     raw = RawDataset(
-        values, ids, len(classes), natural=natural, mean=preprocessing.mean, std=preprocessing.std, vocab=vocab,
-        scaling=scaling, class_names=classes, client_names=names, notes=issues.notes(), preprocessing=preprocessing,
+        values, found.y, len(found.names), natural=natural, mean=preprocessing.mean, std=preprocessing.std, vocab=vocab,
+        scaling=scaling, class_names=found.names, client_names=names, notes=issues.notes(), preprocessing=preprocessing,
+        target=found.kind,
     )  # fmt: skip
     scheme = partition if partition is not None else "dirichlet_class" if clients is None else Natural()
     data = divide(

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fedloom.core.errors import UserError, nearest, plural
-from fedloom.data.user_data.issues import MAX_NAME, Issues, Origin, join_names, name_problem, printable, shorten
+from fedloom.data.user_data.issues import MAX_NAME, Issues, join_names, name_problem, printable, shorten
 from fedloom.data.user_data.layout import SPLITS
 
 WHOLE = re.compile(r"[+-]?\d+")
 FRACTION = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 PLAUSIBLE_CLASSES = 20  # up to this many, classes are not taken for ids or measurements
+Where = Callable[[int], str]  # the origin of a sample, as text
 
 
 class Categorical:
@@ -55,7 +56,12 @@ class Categorical:
 
 
 def encode_classes(
-    coded: Categorical, where: Origin, what: str, issues: Issues, names: list[str] | None = None
+    coded: Categorical,
+    where: Where,
+    what: str,
+    issues: Issues,
+    names: list[str] | None = None,
+    noun: str = "classes",
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """The class index of every sample (-1 for none), and the names of the classes, sorted (numbers by value).
 
@@ -65,41 +71,44 @@ def encode_classes(
         what: what a label is called in messages, such as "the label 'y'".
         issues: where missing and ambiguous labels are reported.
         names: names of the classes if labels are their indices already.
+        noun: what classes are called in messages.
     """
     if names is not None:
         numbers = [v if isinstance(v, int) and 0 <= v < len(names) else -1 for v in coded.categories]
         ids = coded.map_categories(numbers)
-        _report_missing(ids, where, f"{what} names no class (0 to {len(names) - 1})", issues)
+        report_missing(ids < 0, where, f"{what} names no class (0 to {len(names) - 1})", issues)
         return ids, tuple(names)
     texts = _names(coded, where, what, issues)
-    _report_similar(coded, texts, [text.strip() for text in texts], where, "classes", issues)
+    _report_similar(coded, texts, [text.strip() for text in texts], where, noun, issues)
     texts = [text.strip() for text in texts]
-    _warn_of_capitals(texts, issues)
+    _warn_of_capitals(texts, noun, issues)
     values: dict[str, Any] = {text: text for text in texts if text}
     if values and all(FRACTION.fullmatch(text) for text in values):
         for code, text in enumerate(texts):
             if text and _whole_number(text) is None:
                 raise UserError(
-                    f"{where(coded.first_row(code))}: {what} is {shorten(text)}, a number with a fraction, but FedLoom "
-                    "learns classes; turn it into a few, such as low and high."
+                    f"{where(coded.first_row(code))}: {what} is {shorten(text)}, a number with a fraction, but "
+                    f"there must be {noun}; turn it into a few, such as low and high."
                 )
         values = {text: _whole_number(text) for text in values}
     ordered = sorted(set(values.values()))
     index = {name: i for i, name in enumerate(ordered)}
     ids = coded.map_categories([index[values[text]] if text else -1 for text in texts])
-    _report_missing(ids, where, f"{what} is empty", issues)
+    report_missing(ids < 0, where, f"{what} is empty", issues)
     return ids, tuple(str(name) for name in ordered)
 
 
-def match_classes(coded: Categorical, names: tuple[str, ...], where: Origin, what: str, issues: Issues) -> np.ndarray:
+def match_classes(
+    coded: Categorical, names: tuple[str, ...], where: Where, what: str, issues: Issues, noun: str = "classes"
+) -> np.ndarray:
     """The class index of every new sample among the classes that a model knows; -1 for none, and for others, of which a
     warning says so."""
-    texts = [_as_text(value).strip() for value in coded.categories]
+    texts = [as_text(value).strip() for value in coded.categories]
     indices = class_indices(texts, names)
     if unknown := [code for code, i in enumerate(indices) if i < 0 and texts[code]]:
         first = where(min(coded.first_row(code) for code in unknown))
         found = join_names([texts[code] for code in unknown])
-        issues.warn("class", f"{first}: {what} is none of the model's classes, {join_names(names)}, but {found}.")
+        issues.warn("class", f"{first}: {what} is none of the model's {noun}, {join_names(names)}, but {found}.")
     return coded.map_categories(indices)
 
 
@@ -113,7 +122,7 @@ def class_indices(texts: Sequence[str], names: tuple[str, ...]) -> list[int]:
 
 def client_names(coded: Categorical) -> np.ndarray:
     """The name of the client of every new sample, "" for none."""
-    return np.array([*(_as_text(value).strip() for value in coded.categories), ""])[coded.codes]
+    return np.array([*(as_text(value).strip() for value in coded.categories), ""])[coded.codes]
 
 
 def check_classes(ids: np.ndarray, names: tuple[str, ...], what: str) -> None:
@@ -122,13 +131,15 @@ def check_classes(ids: np.ndarray, names: tuple[str, ...], what: str) -> None:
     if len(used) < 2:
         raise UserError(f"All samples are of one class, '{shorten(names[used[0]])}'; there is nothing to learn.")
     if len(used) > max(PLAUSIBLE_CLASSES, n // 2) or (len(used) == n and n > 2):
+        numbers = sum(FRACTION.fullmatch(names[c]) is not None for c in used)
+        remedy = "set target=number to predict a number, or " if 2 * numbers >= len(used) else ""
         raise UserError(
-            f"There are {len(used)} classes for {n} samples, as if {what} were an id or a measurement; say which is "
-            "the class with label=NAME."
+            f"There are {len(used)} classes for {n} samples, as if {what} were an id or a measurement; {remedy}say "
+            "which is the class with label=NAME."
         )
 
 
-def encode_clients(coded: Categorical, where: Origin, what: str, issues: Issues) -> tuple[np.ndarray, tuple[str, ...]]:
+def encode_clients(coded: Categorical, where: Where, what: str, issues: Issues) -> tuple[np.ndarray, tuple[str, ...]]:
     """The client index of every sample (-1 for none), and the names of the clients, sorted (numbers first)."""
     texts = _names(coded, where, what, issues)
     _report_similar(coded, texts, [text.strip().casefold() for text in texts], where, "clients", issues)
@@ -139,16 +150,16 @@ def encode_clients(coded: Categorical, where: Origin, what: str, issues: Issues)
     )
     index = {text: i for i, text in enumerate(ordered)}
     ids = coded.map_categories([index.get(text, -1) for text in texts])
-    _report_missing(ids, where, f"{what} is empty", issues)
+    report_missing(ids < 0, where, f"{what} is empty", issues)
     return ids, tuple(ordered)
 
 
-def encode_splits(coded: Categorical, where: Origin, what: str, issues: Issues) -> np.ndarray:
+def encode_splits(coded: Categorical, where: Where, what: str, issues: Issues) -> np.ndarray:
     """The split of every sample: "train", "val", "test", or "" if it is unknown."""
-    words = [SPLITS.get(_as_text(value).strip().lower(), "") for value in coded.categories]
+    words = [SPLITS.get(as_text(value).strip().lower(), "") for value in coded.categories]
     for code, word in enumerate(words):
         if not word:
-            text = shorten(_as_text(coded.categories[code]))
+            text = shorten(as_text(coded.categories[code]))
             issues.problem(
                 "split", f"{where(coded.first_row(code))}: {what} is '{text}', not train, val or test; "
                 f"{nearest(text, ('train', 'val', 'test'))}"
@@ -165,9 +176,9 @@ def _whole_number(text: str) -> int | None:
     return int(float(text)) if FRACTION.fullmatch(text) and float(text).is_integer() else None
 
 
-def _names(coded: Categorical, where: Origin, what: str, issues: Issues) -> list[str]:
+def _names(coded: Categorical, where: Where, what: str, issues: Issues) -> list[str]:
     """The categories as texts; those that cannot be names are reported and cut."""
-    texts = [_as_text(value) for value in coded.categories]
+    texts = [as_text(value) for value in coded.categories]
     for code, text in enumerate(texts):
         if problem := name_problem(text.strip()):
             first = where(coded.first_row(code))
@@ -176,8 +187,8 @@ def _names(coded: Categorical, where: Origin, what: str, issues: Issues) -> list
     return texts
 
 
-def _warn_of_capitals(names: list[str], issues: Issues) -> None:
-    """Warn of classes that differ in capitals only: they may be one class or, like a and A in handwriting, two."""
+def _warn_of_capitals(names: list[str], noun: str, issues: Issues) -> None:
+    """Warn of classes that differ in capitals only: they may be one or, like a and A in handwriting, two."""
     spellings: dict[str, list[str]] = {}
     for name in sorted(set(names)):
         spellings.setdefault(name.casefold(), []).append(name)
@@ -185,12 +196,12 @@ def _warn_of_capitals(names: list[str], issues: Issues) -> None:
     if alike:
         issues.warn(
             "capitals",
-            f"Classes that differ in capitals only count as different ones: {join_names(alike, limit=4, width=80)}; "
-            "write them alike if they are the same.",
+            f"{noun.capitalize()} that differ in capitals only count as different ones: "
+            f"{join_names(alike, limit=4, width=80)}; write them alike if they are the same.",
         )
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A value as text, "" if it is missing."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
@@ -200,7 +211,7 @@ def _as_text(value: Any) -> str:
 
 
 def _report_similar(
-    coded: Categorical, texts: list[str], normalised: list[str], where: Origin, noun: str, issues: Issues
+    coded: Categorical, texts: list[str], normalised: list[str], where: Where, noun: str, issues: Issues
 ) -> None:
     """Report names that differ, but are equal after normalisation, such as "Berlin" and "berlin "."""
     first_code: dict[str, int] = {}
@@ -214,9 +225,14 @@ def _report_similar(
             )
 
 
-def _report_missing(ids: np.ndarray, where: Origin, what: str, issues: Issues) -> None:
-    """Report samples whose index is -1."""
-    rows = np.flatnonzero(ids < 0)
-    if len(rows):
-        more = f" ({plural(len(rows), 'such row')})" if len(rows) > 1 else ""
-        issues.problem("no value", f"{where(int(rows[0]))}: {what}{more}; fill it in, or leave the row out.")
+def report_missing(missing: np.ndarray, where: Where, what: str, issues: Issues) -> None:
+    """Report samples without a value; the mask says which."""
+    if missing.any():
+        first = where(int(missing.argmax()))
+        issues.problem("no value", f"{first}: {what}{such_rows(missing)}; fill it in, or leave the row out.")
+
+
+def such_rows(mask: np.ndarray) -> str:
+    """How many rows there are, for a message about the first; "" if it is the only one."""
+    count = int(mask.sum())
+    return f" ({plural(count, 'such row')})" if count > 1 else ""

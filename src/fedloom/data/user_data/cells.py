@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedloom.core.errors import plural
+from fedloom.core.errors import UserError
 from fedloom.core.preprocessing import Column
-from fedloom.data.user_data.categorical import Categorical
+from fedloom.data.user_data.categorical import Categorical, such_rows
 from fedloom.data.user_data.issues import Issues, Origin, shorten
 
 MISSING = ("", "na", "n/a", "#n/a", "nan", "-nan", "null", "none", "?")  # cells without a value
@@ -30,6 +30,17 @@ def is_text_type(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         return is_text_type(kind.value_type)
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def is_list_type(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds lists."""
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def check_scalar(column: pa.ChunkedArray, what: str) -> None:
+    """Raise a UserError if a column, called `what`, holds several values per row."""
+    if pa.types.is_nested(column.type):
+        raise UserError(f"{what} holds {column.type}, not one value per row.")
 
 
 class Cells:
@@ -148,16 +159,16 @@ def _numbers_among_words(cells: Cells, issues: Issues, remedy: str) -> np.ndarra
     values = np.array([np.nan if number is None else number for number in numbers] + [np.nan])[coded.codes]
     words = [i for i, number in enumerate(numbers) if number is None and coded.categories[i]]
     if words:
-        rows = np.flatnonzero(np.isin(coded.codes, words))
-        value = shorten(coded.categories[coded.codes[rows[0]]])
+        wrong = np.isin(coded.codes, words)
+        first = int(wrong.argmax())
+        value = shorten(coded.categories[coded.codes[first]])
         correction = "write a point instead of the comma" if DECIMAL_COMMA.fullmatch(value) else "correct it"
-        more = f" ({plural(len(rows), 'such row')})" if len(rows) > 1 else ""
         issues.problem(
             "no number",
-            f"{cells.where(int(rows[0]))}: column '{cells.name}' has '{value}' where others have numbers{more}; "
+            f"{cells.where(first)}: column '{cells.name}' has '{value}' where others have numbers{such_rows(wrong)}; "
             f"{correction}{f', or {remedy}' if remedy else ''}.",
         )
-        values[rows] = 0.0
+        values[wrong] = 0.0
     return values
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedloom.core.errors import UserError, plural
 from fedloom.data.sets.own import OwnData, cache_samples, default_model
+from fedloom.data.user_data.categorical import PLAUSIBLE_CLASSES, WHOLE
 from fedloom.data.user_data.issues import Issues, join_names, printable, shorten
 from fedloom.data.user_data.layout import short_path
 from fedloom.data.user_data.read import read_samples
@@ -44,16 +45,7 @@ def check(options: OwnData) -> dict[str, Any]:
 
 
 def _statistics(samples: Samples) -> dict[str, Any]:
-    """Counts of samples per class, client and split, and the defaults of a run."""
-    classes = len(samples.classes)
-    client = samples.client if samples.client is not None else np.zeros(len(samples.y), dtype=np.int64)
-    names = samples.clients if samples.client is not None else ()
-    counts = np.zeros((max(1, len(names)), classes), dtype=np.int64)
-    np.add.at(counts, (client, samples.y), 1)
-    clients = [
-        {"client": name, "samples": int(row.sum()), "classes": int((row > 0).sum()), "labels": row.tolist()}
-        for name, row in zip(names, counts, strict=False)
-    ]
+    """What is predicted, by client; samples per split; and the defaults of a run."""
     parts = None
     if samples.split is not None:
         parts = {name: int((samples.split == name).sum()) for name in ("train", "val", "test")}
@@ -64,15 +56,61 @@ def _statistics(samples: Samples) -> dict[str, Any]:
         "shape": list(samples.x.shape[1:]),
         "columns": _feature_names(samples),
         "vocabulary": samples.preprocessing.token_ids,
-        "classes": [
-            {"class": name, "samples": int(n), "clients": int((counts[:, c] > 0).sum()) if names else None}
-            for c, (name, n) in enumerate(zip(samples.classes, counts.sum(0), strict=True))
-        ],
-        "clients": clients if names else None,
+        "target": samples.target,
+        "classes": None if samples.target == "number" else _classes(samples),
+        "number": _number(samples) if samples.target == "number" else None,
+        "clients": None if samples.client is None else _clients(samples),
         "parts": parts,
         "model": default_model(samples),
-        "partition": "natural" if names else "dirichlet_class",
+        "partition": "dirichlet_class" if samples.client is None else "natural",
     }
+
+
+def _classes(samples: Samples) -> list[dict[str, Any]]:
+    """Samples and clients of every class or label."""
+    counts, clients = _counts(samples), samples.client is not None
+    return [
+        {"class": name, "samples": int(n), "clients": int((counts[:, c] > 0).sum()) if clients else None}
+        for c, (name, n) in enumerate(zip(samples.classes, counts.sum(0), strict=True))
+    ]
+
+
+def _number(samples: Samples) -> dict[str, Any]:
+    """Statistics of the number that is predicted."""
+    y = samples.y
+    return {"name": samples.classes[0], "min": float(y.min()), "max": float(y.max()), **_moments(y)}
+
+
+def _moments(y: np.ndarray) -> dict[str, float | None]:
+    return {"mean": float(y.mean()), "std": float(y.std())} if len(y) else {"mean": None, "std": None}
+
+
+def _clients(samples: Samples) -> list[dict[str, Any]]:
+    """Samples of every client, and those of each class or label, or statistics of the number."""
+    rows: list[dict[str, Any]] = [
+        {"client": name, "samples": int(n)} for name, n in zip(samples.clients, _sizes(samples), strict=True)
+    ]
+    if samples.target == "number":
+        return [row | _moments(samples.y[samples.client == i]) for i, row in enumerate(rows)]
+    counts = _counts(samples)
+    return [row | {"classes": int((n > 0).sum()), "labels": n.tolist()} for row, n in zip(rows, counts, strict=True)]
+
+
+def _counts(samples: Samples) -> np.ndarray:
+    """Samples per client and class or label; without clients there is one row."""
+    client = samples.client if samples.client is not None else np.zeros(len(samples.y), dtype=np.int64)
+    counts = np.zeros((max(1, len(samples.clients)), len(samples.classes)), dtype=np.int64)
+    if samples.target == "labels":
+        np.add.at(counts, client, samples.y.astype(np.int64))
+    else:
+        np.add.at(counts, (client, samples.y), 1)
+    return counts
+
+
+def _sizes(samples: Samples) -> np.ndarray:
+    """Samples per client."""
+    assert samples.client is not None
+    return np.bincount(samples.client, minlength=len(samples.clients))
 
 
 def _feature_names(samples: Samples) -> list[str]:
@@ -88,7 +126,17 @@ def _feature_names(samples: Samples) -> list[str]:
 
 
 def _add_remarks(samples: Samples, issues: Issues) -> None:
-    """Add remarks: rare classes, small clients, duplicates."""
+    """Add remarks: rare classes or labels, small clients, duplicates."""
+    if samples.target == "classes":
+        _remark_on_classes(samples, issues)
+    elif samples.target == "labels":
+        _remark_on_labels(samples, issues)
+    if samples.client is not None:
+        _remark_on_clients(samples, issues)
+    _remark_on_duplicates(samples, issues)
+
+
+def _remark_on_classes(samples: Samples, issues: Issues) -> None:
     total = np.bincount(samples.y, minlength=len(samples.classes))
     if absent := [samples.classes[c] for c in np.flatnonzero(total == 0)]:
         issues.remark("absent", f"No sample is of class {join_names(absent)}.")
@@ -96,32 +144,56 @@ def _add_remarks(samples: Samples, issues: Issues) -> None:
     if rare:
         names = join_names([f"{samples.classes[c]} ({total[c]})" for c in rare])
         issues.remark("imbalance", f"Classes with few samples, of {total.max()} in the largest: {names}.")
-    if samples.client is not None:
-        _remark_on_clients(samples, issues)
-    _remark_on_duplicates(samples, issues)
+    if len(samples.classes) > PLAUSIBLE_CLASSES and all(WHOLE.fullmatch(name) for name in samples.classes):
+        issues.remark(
+            "target",
+            f"The {len(samples.classes)} classes are whole numbers; set target=number if they are a measurement.",
+        )
+
+
+def _remark_on_labels(samples: Samples, issues: Issues) -> None:
+    n, total, each = len(samples.y), samples.y.sum(0), samples.y.sum(1)
+    if absent := [samples.classes[c] for c in np.flatnonzero(total == 0)]:
+        issues.remark("absent", f"No sample has label {join_names(absent)}.")
+    if always := [samples.classes[c] for c in np.flatnonzero(total == n)]:
+        issues.remark("always", f"All samples have label {join_names(always)}.")
+    if rare := [f"{samples.classes[c]} ({total[c]:g})" for c in np.flatnonzero(total) if total[c] * IMBALANCE < n]:
+        issues.remark("imbalance", f"Labels of few samples, of {n} in all: {join_names(rare)}.")
+    if without := int((each == 0).sum()):
+        issues.remark("none", f"{plural(without, 'sample')} without any label.")
+    if (each == 1).all():
+        issues.remark(
+            "target", "Every sample has exactly one label; if labels exclude each other, give one column of classes."
+        )
 
 
 def _remark_on_clients(samples: Samples, issues: Issues) -> None:
-    """Remark on clients with few samples or classes, and on classes that only one client has."""
-    assert samples.client is not None
-    counts = np.zeros((len(samples.clients), len(samples.classes)), dtype=np.int64)
-    np.add.at(counts, (samples.client, samples.y), 1)
-    sizes = counts.sum(1)
-    small = [samples.clients[i] for i in np.flatnonzero((sizes >= 2) & (sizes < FEW_SAMPLES))]
+    """Remark on clients with few samples or one class, and on classes or labels that only one client has."""
+    sizes, names = _sizes(samples), samples.clients
+    small = [names[i] for i in np.flatnonzero((sizes >= 2) & (sizes < FEW_SAMPLES))]
     if small:
         issues.remark(
             "small",
             f"{plural(len(small), 'client')} with fewer than {FEW_SAMPLES} samples, so that a test says little: "
             f"{join_names(small)}.",
         )
-    if single := [samples.classes[c] for c in np.flatnonzero((counts > 0).sum(0) == 1)]:
-        issues.remark("one client", f"Only one client has class {join_names(single)}.")
-    if narrow := [samples.clients[i] for i in np.flatnonzero((counts > 0).sum(1) == 1)]:
-        issues.remark("one class", f"{plural(len(narrow), 'client')} with one class only: {join_names(narrow)}.")
+    if samples.target == "number":
+        parts = [samples.y[samples.client == i] for i in range(len(names))]
+        narrow = [names[i] for i, y in enumerate(parts) if len(y) > 1 and y.min() == y.max()]
+    else:
+        there = _counts(samples) > 0
+        noun = "class" if samples.target == "classes" else "label"
+        if single := [samples.classes[c] for c in np.flatnonzero(there.sum(0) == 1)]:
+            issues.remark("one client", f"Only one client has {noun} {join_names(single)}.")
+        narrow = [names[i] for i in np.flatnonzero(there.sum(1) == 1)] if noun == "class" else []
+    if narrow:
+        what = "class" if samples.target == "classes" else "value of the label"
+        issues.remark("one class", f"{plural(len(narrow), 'client')} with one {what} only: {join_names(narrow)}.")
     if samples.split is not None:
+        assert samples.client is not None
         for part in ("train", "test"):
-            sizes = np.bincount(samples.client[samples.split == part], minlength=len(samples.clients))
-            if absent := [samples.clients[i] for i in np.flatnonzero(sizes == 0)]:
+            sizes = np.bincount(samples.client[samples.split == part], minlength=len(names))
+            if absent := [names[i] for i in np.flatnonzero(sizes == 0)]:
                 issues.remark("split", f"Clients without samples for {part} will be left out: {join_names(absent)}.")
 
 

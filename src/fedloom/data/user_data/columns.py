@@ -12,10 +12,11 @@ from fedloom.core.errors import UserError, nearest, plural
 from fedloom.core.federation import Scaling
 from fedloom.core.preprocessing import Column, Preprocessing
 from fedloom.data.text import TOKENIZERS, encode_tokens, text_preprocessing
-from fedloom.data.user_data.categorical import Categorical, encode_classes, encode_clients, encode_splits
+from fedloom.data.user_data.categorical import Categorical, encode_clients, encode_splits
 from fedloom.data.user_data.cells import (
     MAX_CATEGORIES,
     Cells,
+    check_scalar,
     encode_column,
     fit_column,
     is_number_type,
@@ -25,9 +26,10 @@ from fedloom.data.user_data.cells import (
 )
 from fedloom.data.user_data.images import ImageSource, load_images
 from fedloom.data.user_data.issues import Issues, Origin, join_names
-from fedloom.data.user_data.leaks import MAX_SHOWN, LeakDetector, report_leaks
+from fedloom.data.user_data.leaks import MAX_SHOWN, leak_detector, report_leaks
 from fedloom.data.user_data.samples import Samples, array_preprocessing
-from fedloom.data.user_data.tables import Sheet
+from fedloom.data.user_data.tables import Sheet, class_names
+from fedloom.data.user_data.targets import Target, read_target
 from fedloom.data.user_data.tokenization import fit_vocabulary
 
 if TYPE_CHECKING:
@@ -99,23 +101,20 @@ def samples_from_tables(sheets: list[Sheet], layout: str, options: OwnData, issu
         issues: where problems are reported.
     """
     table = Table(sheets, issues)
-    label = _label_column(table, options)
+    labels = _label_columns(table, options)
     client = _find_column(table, "client", options.client, CLIENT_NAMES) if options.client != "none" else None
     split = _find_column(table, "split_column", options.split_column, ("split",))
     ignored = [_find_column(table, "ignore", name, ()) for name in options.ignore]
     if options.client == "none":
         ignored += [name for name in table.names if name.lower() in CLIENT_NAMES]
-    roles = {label, client, split, *ignored}
+    roles = {*labels, client, split, *ignored}
     features = [name for name in table.names if name not in roles]
     if not features:
         raise UserError(f"{sheets[0].file} has no column beside {join_names([n for n in table.names if n in roles])}.")
     kind, column_name = _kind(table, features, options)
 
     where = table.where
-    about = table.features.get(label, {})
-    names = about.get("names") if isinstance(about, dict) and about.get("_type") == "ClassLabel" else None
-    check_scalar(table[label], f"{sheets[0].file}: the label column '{label}'")
-    y, classes = encode_classes(Categorical.from_column(table[label]), where, f"the label '{label}'", issues, names)
+    target = read_target({name: table[name] for name in labels}, table.features, where, options.target, issues)
     client_index: np.ndarray | None = None
     clients: tuple[str, ...] = ()
     if client is not None:
@@ -129,13 +128,16 @@ def samples_from_tables(sheets: list[Sheet], layout: str, options: OwnData, issu
     if split is not None:
         check_scalar(table[split], f"{sheets[0].file}: the column '{split}'")
         split_names = encode_splits(Categorical.from_column(table[split]), where, f"'{split}'", issues)
-    encoded = _encode_features(table, features, kind, column_name, y, classes, options, issues)
-    preprocessing = replace(encoded.preprocessing, label=label, client=client, split=split)
-    samples = Samples(
-        kind, encoded.x, y, classes, where, preprocessing, layout, client=client_index, clients=clients,
-        split=split_names, scaling=encoded.scaling,
+    encoded = _encode_features(table, features, kind, column_name, target, options, issues)
+    preprocessing = replace(
+        encoded.preprocessing, target=target.kind, label=labels[0] if len(labels) == 1 else None, client=client,
+        split=split,
     )  # fmt: skip
-    return samples.select(encoded.used).usable(f"the label '{label}'", issues)
+    samples = Samples(
+        kind, encoded.x, target.y, target.names, where, preprocessing, layout, client=client_index, clients=clients,
+        split=split_names, scaling=encoded.scaling, target=target.kind,
+    )  # fmt: skip
+    return samples.select(encoded.used).usable(f"the label '{labels[0]}'", issues)
 
 
 class Encoded(NamedTuple):
@@ -152,24 +154,23 @@ def _encode_features(
     features: list[str],
     kind: str,
     name: str,
-    y: np.ndarray,
-    classes: tuple[str, ...],
+    target: Target,
     options: OwnData,
     issues: Issues,
 ) -> Encoded:
     """The features of a table: all of its feature columns, or the column `name` of images or texts."""
     if kind == "table":
-        return _encode_columns(table, features, y, classes, options, issues)
+        return _encode_columns(table, features, target, options, issues)
     if others := [other for other in features if other != name]:
         issues.remark("ignored", f"Columns beside '{name}' are not used: {join_names(others)}.")
     if kind == "image":
         x, readable = load_images(images_in_column(table, name), options.resize, issues)
-        preprocessing = replace(array_preprocessing(x, classes), resize=options.resize is not None, content=name)
+        preprocessing = replace(array_preprocessing(x, target.names), resize=options.resize is not None, content=name)
         return Encoded(x, readable, preprocessing)
     tokens = [TOKENIZERS["basic_english"](text) for text in texts_in_column(table, name, issues)]
     vocabulary = fit_vocabulary(tokens, options.words, options.length)
-    preprocessing = replace(text_preprocessing(vocabulary, classes), content=name)
-    return Encoded(encode_tokens(tokens, vocabulary), np.ones(len(y), dtype=bool), preprocessing)
+    preprocessing = replace(text_preprocessing(vocabulary, target.names), content=name)
+    return Encoded(encode_tokens(tokens, vocabulary), np.ones(len(tokens), dtype=bool), preprocessing)
 
 
 def images_in_column(table: Table, name: str) -> list[ImageSource]:
@@ -200,19 +201,21 @@ def report_empty(texts: list[str], where: Origin, what: str, issues: Issues) -> 
 # -- roles and kinds of columns
 
 
-def _label_column(table: Table, options: OwnData) -> str:
-    """The column of the label: the one that is set, one with a common name, or Hugging Face's only ClassLabel."""
-    name = _find_column(table, "label", options.label, LABEL_NAMES)
+def _label_columns(table: Table, options: OwnData) -> list[str]:
+    """The columns of the target: those that are set, one with a common name, or Hugging Face's only ClassLabel."""
+    asked = options.label
+    if asked is not None and asked not in table.names and "," in asked:
+        parts = dict.fromkeys(part.strip() for part in asked.split(",") if part.strip())
+        return [str(_find_column(table, "label", part, ())) for part in parts]
+    name = _find_column(table, "label", asked, LABEL_NAMES)
     if name is None:
-        class_labels = [
-            n for n, about in table.features.items() if isinstance(about, dict) and about.get("_type") == "ClassLabel"
-        ]
+        class_labels = [n for n, about in table.features.items() if class_names(about) is not None]
         if len(class_labels) == 1 and class_labels[0] in table.names:
-            return class_labels[0]
+            return class_labels
         raise UserError(
-            f"{table.file} has no column 'label'; say which of {join_names(table.names)} is the class with label=NAME."
+            f"{table.file} has no column 'label'; say which of {join_names(table.names)} is predicted with label=NAME."
         )
-    return name
+    return [name]
 
 
 def _find_column(table: Table, setting: str, value: str | None, defaults: tuple[str, ...]) -> str | None:
@@ -267,24 +270,16 @@ def is_image_type(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and {kind.field(i).name for i in range(kind.num_fields)} == {"bytes", "path"}
 
 
-def check_scalar(column: pa.ChunkedArray, what: str) -> None:
-    """Raise a UserError if a column, called `what`, holds several values per row."""
-    if pa.types.is_nested(column.type):
-        raise UserError(f"{what} holds {column.type}, not one value per row.")
-
-
 # -- numbers
 
 
-def _encode_columns(
-    table: Table, features: list[str], y: np.ndarray, classes: tuple[str, ...], options: OwnData, issues: Issues
-) -> Encoded:
+def _encode_columns(table: Table, features: list[str], target: Target, options: OwnData, issues: Issues) -> Encoded:
     """A matrix of the feature columns: numbers as they are, categorical columns one-hot encoded."""
     parts: list[np.ndarray] = []
     columns: list[Column] = []
     incomplete = np.zeros(len(table.where), dtype=bool)
     leaks: list[str] = []
-    detector = LeakDetector(y, len(features))
+    detector = leak_detector(target, len(features))
     for name in features:
         cells, remedy = Cells(name, table[name], table.where), f"leave it out with ignore={name}"
         column = fit_column(cells, issues, remedy) if cells.readable(issues, remedy) else None
@@ -303,7 +298,7 @@ def _encode_columns(
             values = np.where(missing, 0.0, values)
         columns.append(column)
         parts.append(one_hot(values, column))
-    report_leaks(leaks, f"with --set ignore={','.join(leaks[:MAX_SHOWN])}", issues)
+    report_leaks(leaks, target.kind, f"with --set ignore={','.join(leaks[:MAX_SHOWN])}", issues)
     if not parts:
         raise UserError("No column is left that could be used.")
     x = np.concatenate(parts, axis=1)
@@ -316,7 +311,9 @@ def _encode_columns(
         issues.remark("dropped", f"{count} with missing values are left out (missing=drop).")
     used = ~incomplete if options.missing == "drop" else np.ones(len(x), dtype=bool)
     dtype: Literal["float32", "float64"] = "float32" if x.dtype == np.float32 else "float64"
-    preprocessing = Preprocessing("table", x.shape[1:], dtype, classes, columns=tuple(columns), missing=options.missing)
+    preprocessing = Preprocessing(
+        "table", x.shape[1:], dtype, target.names, columns=tuple(columns), missing=options.missing
+    )
     return Encoded(x, used, preprocessing, scaling)
 
 

@@ -215,12 +215,19 @@ def join_sheets(training: Preprocessing, sheets: list[Sheet], roles: list[str], 
                 f"{similar_column(missing[0], names)}"
             )
     names = list(dict.fromkeys(name for sheet in sheets for name in sheet.table.column_names))
-    known = {*needed, *roles, training.label, training.client, training.split}
+    known = {*needed, *roles, *label_columns(training), training.client, training.split}
     if extra := [name for name in names if name not in known]:
         issues.remark("ignored", f"Columns that the model does not use: {join_names(extra)}.")
     there = [name for name in roles if all(name in sheet.table.column_names for sheet in sheets)]
     used = list(dict.fromkeys([*needed, *there]))
     return Table([sheet._replace(table=sheet.table.select(used)) for sheet in sheets], issues)
+
+
+def label_columns(training: Preprocessing) -> tuple[str, ...]:
+    """The columns of the target in the training data."""
+    if training.label is None:
+        return training.classes if training.target == "labels" else ()
+    return (training.label,)
 
 
 def _content_column(training: Preprocessing, sheet: Sheet) -> str:

@@ -15,7 +15,8 @@ from fedloom.core.preprocessing import Preprocessing
 from fedloom.data.text import read_text
 from fedloom.data.user_data.arrays import read_arrays
 from fedloom.data.user_data.categorical import Categorical, class_indices, client_names, match_classes
-from fedloom.data.user_data.columns import CLIENT_NAMES, LABEL_NAMES, check_scalar, similar_column
+from fedloom.data.user_data.cells import check_scalar
+from fedloom.data.user_data.columns import CLIENT_NAMES, LABEL_NAMES, similar_column
 from fedloom.data.user_data.encoding import (
     NOUNS,
     decode_pictures,
@@ -23,6 +24,7 @@ from fedloom.data.user_data.encoding import (
     encode_texts,
     encode_values,
     join_sheets,
+    label_columns,
     usage,
 )
 from fedloom.data.user_data.images import ImageSource
@@ -30,6 +32,7 @@ from fedloom.data.user_data.issues import Issues, Origin
 from fedloom.data.user_data.layout import File, Layout, detect_layout, short_path
 from fedloom.data.user_data.read import read_sheets
 from fedloom.data.user_data.tables import Sheet
+from fedloom.data.user_data.targets import check_target_shape, known_targets, match_target, match_target_array
 
 log = logging.getLogger("fedloom")
 Contents = tuple[np.ndarray, np.ndarray | None, np.ndarray | None, Origin]  # x, y, client and where of NewSamples
@@ -40,11 +43,15 @@ class NewSamples:
     """New samples from files, and what the files say about them."""
 
     x: np.ndarray  # encoded, before they are scaled
-    y: np.ndarray | None  # index of the class, -1 if it is unknown; None if the files name no classes
+    y: np.ndarray | None  # targets as in `Samples`: -1 (of classes) or NaN if unknown; None if the files have none
     client: np.ndarray | None  # name of the client, "" if it is unknown; None if the files name no clients
     where: Origin  # file and row of every sample
     warnings: tuple[str, ...]  # sentences about what is probably a mistake
     remarks: tuple[str, ...]  # sentences about what is worth knowing; warnings are among them
+
+    def known(self) -> np.ndarray:
+        """Rows of the samples whose target is known."""
+        return np.zeros(0, dtype=np.int64) if self.y is None else np.flatnonzero(known_targets(self.y))
 
 
 def encode(preprocessing: Preprocessing, values: Any, issues: Issues | None = None) -> np.ndarray:
@@ -75,7 +82,7 @@ def read_new_samples(
     client: str | None = None,
     delimiter: str | None = None,
 ) -> NewSamples:
-    """Read samples from a file or a folder of any layout that training data may have; classes may be missing.
+    """Read samples from a file or a folder of any layout that training data may have; targets may be missing.
 
     Pictures may also be a single file, or lie in folders of their clients only or in no folders; texts may be the lines
     of a `.txt` file.
@@ -83,7 +90,7 @@ def read_new_samples(
     Args:
         preprocessing: how the training data were encoded.
         path: the file or folder.
-        label: column of the class; by default as in training.
+        label: column of the target; by default as in training.
         client: column of the client; by default as in training, or client or client_id.
         delimiter: between the values of a CSV row; by default it is guessed.
     """
@@ -113,17 +120,19 @@ def _read_arrays(training: Preprocessing, layout: Layout, issues: Issues) -> Con
             origin.add(str(file.path), np.arange(n), n)
         x = list(arrays["x"]) if training.kind == "image" else arrays["x"]
         parts.append(encode_values(training, x, issues, here))
+        if "y" in arrays:
+            check_target_shape(training, arrays["y"], file.path)
         for name in read:
             if name in arrays:
                 read[name].append(arrays[name])
     for name, values in read.items():
         if values and len(values) < len(parts):
             raise UserError(f"Some files have an array '{name}' and some have not; give it to all or to none.")
-    y, client = (Categorical.from_array(np.concatenate(values)) if values else None for values in read.values())
+    y, client = (np.concatenate(values) if values else None for values in read.values())
     return (
         np.concatenate(parts),
-        None if y is None else match_classes(y, training.classes, where, "the label in 'y'", issues),
-        None if client is None else client_names(client),
+        None if y is None else match_target_array(training, y, where, issues),
+        None if client is None else client_names(Categorical.from_array(client)),
         where,
     )
 
@@ -134,18 +143,16 @@ def _read_rows(
     """The rows of tables."""
     first = sheets[0]
     features = {column.name for column in training.columns} | {training.content}
-    label = _role(first, features, "label", label, training.label, LABEL_NAMES)
+    labels = list(label_columns(training))
+    if label is not None or len(labels) < 2:
+        found = _role(first, features, "label", label, training.label, LABEL_NAMES)
+        labels = [] if found is None else [found]
     client = _role(first, features, "client", client, training.client, CLIENT_NAMES)
-    table = join_sheets(training, sheets, [name for name in (label, client) if name is not None], issues)
+    table = join_sheets(training, sheets, labels + ([] if client is None else [client]), issues)
     x = encode_table(training, table, issues)
     y: np.ndarray | None = None
-    if label is not None and label in table.names:
-        check_scalar(table[label], f"{first.file}: the label column '{label}'")
-        coded, about = Categorical.from_column(table[label]), first.features.get(label, {})
-        if isinstance(about, dict) and about.get("_type") == "ClassLabel":
-            names = dict(enumerate(about["names"]))
-            coded = Categorical([names.get(value, value) for value in coded.categories], coded.codes)
-        y = match_classes(coded, training.classes, table.where, f"the label '{label}'", issues)
+    if labels and all(name in table.names for name in labels):
+        y = match_target(training, {name: table[name] for name in labels}, table.features, table.where, issues)
     clients = table.client
     if client is not None and client in table.names:
         check_scalar(table[client], f"{first.file}: the client column '{client}'")
@@ -180,9 +187,10 @@ def _read_pictures(training: Preprocessing, layout: Layout, root: Path, issues: 
     for file in layout.files:
         where.add(str(file.path), None, 1)
     x = decode_pictures(training, [ImageSource(str(file.path), str(file.path)) for file in layout.files], issues)
-    labels, clients = _folder_roles(layout.files, training.classes)
+    by_class = training.target == "classes"
+    labels, clients = _folder_roles(layout.files, training.classes if by_class else ())
     y: np.ndarray | None = None
-    if (labels != "").any():
+    if by_class and (labels != "").any():
         y = match_classes(Categorical.from_array(labels), training.classes, where, "the folder", issues)
     return x, y, clients if (clients != "").any() else None, where
 

@@ -51,6 +51,11 @@ def read_sheets(layout: Layout, path: Path, delimiter: str | None, issues: Issue
 def _read_images(layout: Layout, options: OwnData, issues: Issues) -> Samples:
     if options.kind not in ("auto", "image"):
         raise UserError(f"{short_path(options.path)} holds pictures, so kind={options.kind} is impossible.")
+    if options.target not in ("auto", "class"):
+        raise UserError(
+            f"{short_path(options.path)} holds pictures in folders of their classes, so target={options.target} is "
+            "impossible; give a Hugging Face data set, or arrays."
+        )
     sources = [ImageSource(str(file.path), str(file.path)) for file in layout.files]
     x, readable = load_images(sources, options.resize, issues)
     files = [file for file, ok in zip(layout.files, readable, strict=True) if ok]

@@ -8,20 +8,21 @@ import numpy as np
 
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Scaling
+from fedloom.core.kinds import Kind
 from fedloom.core.preprocessing import Preprocessing, preprocessing_of_arrays
 from fedloom.data.dataset import RawDataset
-from fedloom.data.user_data.categorical import check_classes
 from fedloom.data.user_data.issues import Issues, Origin, shorten
+from fedloom.data.user_data.targets import Target, check_target, known_targets
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples with their classes and, if the data say so, their clients and splits."""
+    """Samples with their targets and, if the data say so, their clients and splits."""
 
     kind: str  # table, image, sequence or text
     x: np.ndarray
-    y: np.ndarray  # index of the class, -1 if it is unknown
-    classes: tuple[str, ...]  # names
+    y: np.ndarray  # index of the class, -1 if it is unknown; or see `target`
+    classes: tuple[str, ...]  # names of classes or labels; for a number, what it is
     where: Origin  # file and row of every sample
     preprocessing: Preprocessing  # how x was made, without the statistics for scaling
     layout: str = ""  # description for the user
@@ -30,13 +31,14 @@ class Samples:
     split: np.ndarray | None = None  # "train", "val", "test", or "" if it is unknown
     scaling: Scaling | None = None
     notes: tuple[str, ...] = ()  # warnings that a run prints
+    target: Kind = "classes"  # or labels: y (samples, labels) is 1 or 0; or number; both are NaN if unknown
 
     def usable(self, label: str, issues: Issues) -> Samples:
-        """The samples whose class, client and split are known; the others have been reported already.
+        """The samples whose target, client and split are known; the others have been reported already.
 
-        `label` names in messages where the class is from.
+        `label` names in messages where the target is from.
         """
-        valid = self.y >= 0
+        valid = known_targets(self.y)
         if self.client is not None:
             valid &= self.client >= 0
         if self.split is not None:
@@ -44,7 +46,7 @@ class Samples:
         samples = self.select(valid)
         if not len(samples.y):
             raise UserError("No sample is left that could be used.")
-        check_classes(samples.y, samples.classes, label)
+        check_target(Target(samples.target, samples.y, samples.classes), label)
         if samples.client is not None and len(samples.clients) == 1:
             issues.problem(
                 "one client",
@@ -74,6 +76,7 @@ class Samples:
             official_test=self._split_rows("test"), official_val=self._split_rows("val"),
             mean=preprocessing.mean, std=preprocessing.std, scaling=self.scaling, class_names=self.classes,
             client_names=self.clients if natural is not None else (), notes=self.notes, preprocessing=preprocessing,
+            target=self.target,
         )  # fmt: skip
 
     def _split_rows(self, name: str) -> np.ndarray | None:

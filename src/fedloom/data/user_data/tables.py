@@ -109,11 +109,26 @@ def _check_features(features: Any) -> dict[str, Any]:
     for about in features.values():
         if not isinstance(about, dict | list):  # a list is a feature of several values
             raise ValueError("a feature is not described")
-        if isinstance(about, dict) and about.get("_type") == "ClassLabel":
-            names = about.get("names")
+        if (label := _class_label(about)) is not None:
+            names = label.get("names")
             if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
                 raise ValueError("a label has no names of classes")
     return features
+
+
+def class_names(about: Any) -> list[str] | None:
+    """The names of classes, if Hugging Face describes a column as one of classes or of lists of them."""
+    label = _class_label(about)
+    return None if label is None else label["names"]
+
+
+def _class_label(about: Any) -> dict[str, Any] | None:
+    """The description of the classes of a column, or of lists of them."""
+    if isinstance(about, dict) and about.get("_type") in ("Sequence", "List", "LargeList"):
+        about = about.get("feature")
+    elif isinstance(about, list) and len(about) == 1:
+        about = about[0]
+    return about if isinstance(about, dict) and about.get("_type") == "ClassLabel" else None
 
 
 # -- CSV

@@ -17,6 +17,6 @@ def phases_of(alg: Algorithm, task: Task) -> dict[str, list[Phase]]:
 
 def _with_class_counts(phase: Phase) -> Phase:
     def step(task: Task, work: Tree, batch: Batch, down: Tree, info: Info) -> Tree:
-        return phase.step(replace(task, class_counts=info.counts), work, batch, down, info)
+        return phase.step(replace(task, class_counts=(info.counts, info.n)), work, batch, down, info)
 
     return replace(phase, step=step)
