@@ -56,8 +56,8 @@ def _numbers(data: Federation) -> list[np.ndarray]:
 
 
 def _statistics(values: np.ndarray) -> dict[str, float]:
-    functions = {"mean": np.mean, "std": np.std, "min": np.min, "max": np.max}
-    return {name: float(function(values)) for name, function in functions.items()}
+    found = {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
+    return {name: float(value) for name, value in found.items()}
 
 
 def _skew(labels: np.ndarray) -> float:

@@ -120,7 +120,8 @@ def _read_values(
         fractions = [code for code, number in enumerate(numbers) if number % 1 > 0]
         if fractions and not any(map(math.isinf, numbers)):
             wanted, row = "number", coded.first_row(fractions[0])
-            issues.remark(
+            note = issues.remark if len(numbers) > PLAUSIBLE_CLASSES else issues.warn  # it may be a mistake
+            note(
                 "target",
                 f"{where(row)}: {what} is {numbers[fractions[0]]:g}, so it is predicted as a number; to predict "
                 "classes, turn it into a few, such as low and high.",
