@@ -207,7 +207,7 @@ def test_the_text_of_a_news_item_gives_its_sample(tmp_path):
         write(tmp_path / f"{name}.csv", "".join('"1","{}"\n'.format(line.replace('"', '""')) for line in lines))
     raw = AgNews(length=4).load(tmp_path, 20, 1)
     np.testing.assert_array_equal(encode(raw.preprocessing, train_texts + test_texts), raw.x)
-    assert raw.preprocessing.classes == ("0", "1", "2", "3")
+    assert raw.preprocessing.classes == ("World", "Sports", "Business", "Sci/Tech")
 
 
 def test_a_sentence_is_the_start_of_which_the_next_words_are_predicted():

@@ -18,8 +18,7 @@ from fedloom.core.algorithm import ALGORITHMS
 from fedloom.core.targets import Number
 from fedloom.data.divide import validated
 from fedloom.studies.build import make_data
-from fedloom.studies.export import example, export
-from fedloom.studies.joining import join
+from fedloom.studies.export import example
 from fedloom.studies.predict import evaluate, predict
 
 SMALL = {"rounds": 2, "plan": "per-client", "lr": 0.1, "batch_size": 20, "width": 8}
@@ -241,7 +240,7 @@ def test_models_of_numbers_in_python_and_in_other_programs(tmp_path):
     with user_error("predicts numbers", "use predict"):
         model.probabilities(rows)
     for form in ("torch", "onnx"):
-        path = export(model, tmp_path / form, form)
+        path = model.export(tmp_path / form, form)
         x = example(model, 3)
         if form == "torch":
             found = torch.export.load(path).module()(x).numpy()
@@ -256,7 +255,7 @@ def test_models_of_numbers_in_python_and_in_other_programs(tmp_path):
 def test_a_new_client_joins_with_its_own_numbers(tmp_path):
     fedloom.run("fedavg-ft", houses(tmp_path, (0, 2)), label="price", rounds=10, out=tmp_path / "run")
     path = houses(tmp_path, (1,))  # where larger houses cost less
-    model = join(fedloom.load(tmp_path / "run"), path)
+    model = fedloom.load(tmp_path / "run").join(path)
     (large,) = model.predict([{"size": 2.0, "age": 0.0}])
     before = fedloom.load(tmp_path / "run").global_model("last").predict([{"size": 2.0, "age": 0.0}])[0]
     assert large < before
@@ -281,7 +280,8 @@ def test_a_table_of_labels(tmp_path):
         ["cough", "fever"], [], ["rash"],
     ]  # fmt: skip
     found = predict(fedloom.load(tmp_path / "run"), path)
-    table = found.table().to_pylist()
+    table = fedloom.load(tmp_path / "run").predict(path).to_pylist()
+    assert table == found.table().to_pylist()
     assert table[0]["label"] == made[0][3].replace("fever; cough", "cough; fever")
     assert set(table[0]) == {"sample", "client", "label", "predicted", "p(cough)", "p(fever)", "p(rash)"}
     report = evaluate(found)

@@ -190,7 +190,8 @@ class Federation:
                 shape, dtype, names, mean=self.mean, std=self.std, token_ids=self.token_ids()
             )
         scale = (self.targets.mean, self.targets.std) if isinstance(self.targets, Number) else None
-        return replace(made, positive=self.positive, target=self.kind, target_scale=scale)
+        names = self.class_names or made.classes
+        return replace(made, classes=names, positive=self.positive, target=self.kind, target_scale=scale)
 
     def samples(self, rows: Tensor) -> Tensor:
         """Rows as input of a single model. On a CPU images are in channels-last format, which makes convolutions and

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedloom.core.tree import Tree, size_bytes, tree_map
 from fedloom.engine.client_store import Snapshot
+from fedloom.engine.driver import ServerState
 from fedloom.engine.simulation import Simulation, State
 from fedloom.storage.files import (
     Damaged,
@@ -82,18 +83,15 @@ def restore(folder: Path, run: Simulation) -> bool:
     rounds = {read_note(folder / name).get("round") for name in STATE}
     if len(rounds) > 1:
         return False
-    server, note = read_tensors(folder / SERVER)
-    others, _ = read_tensors(folder / RUN)
-    device = run.task.data.device
+    server, others = _read_server(folder, run)
     no_rows = tree_map(lambda v: v.cpu()[None][:0], run.store.like)
     nobody = torch.zeros(len(run.store), dtype=torch.int64)
     state = State(
-        t=note["round"],
-        server=rebuilt(run.server, server),
+        *server[:2],
         post={split: v.numpy() for split, v in below(others, "post").items()},
         store=Snapshot(nobody, nobody[:0], no_rows),
         recent={kind: v.numpy() for kind, v in below(others, "screening").items()},
-        stats=tree_map(lambda v: v.to(device), nested(below(others, "stats"))),
+        stats=server.stats,
     )
     run.restore(state)
     _restore_clients(folder / CLIENTS, run)
@@ -102,11 +100,15 @@ def restore(folder: Path, run: Simulation) -> bool:
 
 def restore_server(folder: Path, run: Simulation) -> None:
     """Set the server's side of a run to its final state."""
+    run.driver.t, run.driver.server, run.driver.stats = _read_server(folder, run)[0]
+
+
+def _read_server(folder: Path, run: Simulation) -> tuple[ServerState, dict[str, Tensor]]:
+    """The server's side of a final state, and all tensors of the file with the rest."""
     server, note = read_tensors(folder / SERVER)
     others, _ = read_tensors(folder / RUN)
-    device = run.task.data.device
-    run.driver.t, run.driver.server = note["round"], rebuilt(run.server, server)
-    run.driver.stats = tree_map(lambda v: v.to(device), nested(below(others, "stats")))
+    stats = tree_map(lambda v: v.to(run.task.data.device), nested(below(others, "stats")))
+    return ServerState(note["round"], rebuilt(run.server, server), stats), others
 
 
 def _restore_clients(path: Path, run: Simulation) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from fedloom.config.resolve import Config
 from fedloom.config.settings import Settings
 from fedloom.core.algorithm import Algorithm
-from fedloom.core.errors import UserError, shown
+from fedloom.core.errors import UserError, plural, shown
 from fedloom.core.federation import Federation
 from fedloom.core.keys import rng
 from fedloom.core.settings import fields
@@ -62,6 +62,7 @@ def make_data(config: Config) -> Federation:
         data = config.dataset
     else:
         raw = config.dataset.load(config.data_dir, s.clients, s.partition_seed)
+        raw = replace(raw, class_names=raw.class_names or config.dataset.class_names)
         data = divide(
             raw, config.partition, s.clients,
             split=s.split, source=s.pool, subset=s.subset, server_share=s.server_share, seed=s.partition_seed,
@@ -270,6 +271,6 @@ def check_more_rounds(alg: Algorithm, task: Task, before: int | None, path: Path
         return
     if why := alg.depends_on_rounds(replace(task, rounds=before)):
         raise UserError(
-            f"{alg.name} cannot be given more than the {before} rounds that {path} was started with, because {why} "
-            f"depends on their number; start a new run with rounds={task.rounds}."
+            f"{alg.name} cannot be given more than the {plural(before, 'round')} that {path} started with, because "
+            f"{why} depends on their number; start a new run with rounds={task.rounds}."
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -90,6 +91,12 @@ class ClientModel(nn.Module):
     def predicts_numbers(self) -> bool:
         """True if the target is a number."""
         return self.preprocessing.target == "number"
+
+    def export(self, folder: str | Path, format: Literal["torch", "onnx", "safetensors"] = "torch") -> Path:
+        """Write the model for use without FedLoom, see `fedloom.studies.export.export`; returns its file."""
+        from fedloom.studies.export import export
+
+        return export(self, folder, format)
 
     @property
     def device(self) -> torch.device:

@@ -77,6 +77,30 @@ class Result:
         # the base class predicts by the head, as global models do
         return dataclasses.replace(self.models.architecture(), algorithm=Algorithm()).module(found)
 
+    def join(self, path: str | Path) -> ClientModel:
+        """The model of a new client that joins the run with labelled samples of its own, as the method prescribes.
+
+        The run must have a folder. The training data of the others are not needed, and nothing in the run changes.
+
+        Args:
+            path: a file or folder with samples, as the run was trained with.
+        """
+        from fedloom.studies.joining import join
+
+        return join(self, path)
+
+    def predict(self, path: str | Path, client: int | str | None = None, when: When = "best") -> pa.Table:
+        """Predictions for the samples in a file or folder, one row each.
+
+        Args:
+            path: a table, pictures, arrays or texts, as the run was trained with; targets may be missing.
+            client: the client whose model is used; by default that of the client that the data name for each sample.
+            when: which of its models, see `model`.
+        """
+        from fedloom.studies.predict import predict
+
+        return predict(self, path, client, when).table()
+
     def _other_round(self, when: str, view: str) -> bool:
         """True if the models that are asked for are of another round than the last."""
         if when not in ("best", "last"):
@@ -164,6 +188,8 @@ class Result:
             raise UserError(
                 "This run has no metrics yet, or was made by an older FedLoom; continue it, or run it again."
             )
+        if when not in ("best", "last", "baseline"):
+            raise UserError(f"when cannot be '{shown(when)}'; {nearest(str(when), ('best', 'last', 'baseline'))}")
         wanted = 0 if when == "baseline" else self._round(when)
         found = self.metrics.filter(pc.field("round") == wanted)
         if not len(found) and len(self.metrics):

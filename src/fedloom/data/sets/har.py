@@ -40,6 +40,7 @@ class Har(Dataset):
     model = "harcnn"
     partition = "natural"
     aliases = ("uci_har", ARCHIVE_FOLDER)
+    class_names = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "lying")
     licence = "CC BY 4.0 (UCI); the data's own README asks for a citation and forbids commercial use"
     sources = (
         Source(
