@@ -28,7 +28,7 @@ def probabilities(result, client, when="last"):
     """Classes and probabilities of a client's test samples."""
     data = result.simulation.population.data
     rows = data.splits["test"][client]
-    return data.y[rows].numpy(), result.model(client, when).probabilities(data.x[rows]).numpy()
+    return data.y[rows].cpu().numpy(), result.model(client, when).probabilities(data.x[rows].cpu()).numpy()
 
 
 def reference_auprc(y, p):
@@ -136,7 +136,7 @@ def test_balanced_classes_count_equally(plan):
         gradients = torch.autograd.grad(losses.mean(), list(w.values()))
         new.append({name: (p - 0.1 * g).detach() for (name, p), g in zip(w.items(), gradients, strict=True)})
     for name in found:
-        torch.testing.assert_close(found[name], (new[0][name] + new[1][name]) / 2, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(found[name].cpu(), (new[0][name] + new[1][name]) / 2, rtol=1e-10, atol=1e-12)
 
 
 # -- the hospital story ----------------------------------------------------------------------------------------------

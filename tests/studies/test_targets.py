@@ -10,6 +10,7 @@ import torch
 from helpers import Crash, crash_after, make_federation, methods, run_cli, with_targets
 from owndata import csv, write
 from sentences import user_error
+from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import average_precision_score, mean_absolute_error, r2_score, root_mean_squared_error
 
@@ -17,7 +18,6 @@ import fedloom
 from fedloom.core.algorithm import ALGORITHMS
 from fedloom.core.targets import Number
 from fedloom.data.divide import validated
-from fedloom.studies.build import make_data
 from fedloom.studies.export import example
 from fedloom.studies.predict import evaluate, predict
 
@@ -118,15 +118,12 @@ def test_personal_methods_beat_the_global_model_where_regions_have_different_coe
 
 
 def test_the_global_model_on_diabetes_is_as_good_as_linear_regression_on_all_data():
-    settings = {"clients": 4, "partition": "iid", "rounds": 30}
-    result = fedloom.run("fedavg", "diabetes", plan="stacked", **settings)
-    data = make_data(fedloom.config.resolve.configure("fedavg", "diabetes", partition="iid", values={"clients": 4}))
-    train, test = (data.splits[split].flat for split in ("train", "test"))
-    y = data.targets.in_unit(data.y).numpy()
-    line = LinearRegression().fit(data.x[train], y[train])
-    expected = root_mean_squared_error(y[test], line.predict(data.x[test]))
-    found = root_mean_squared_error(y[test], result.global_model("last").network(data.x[test].float())[:, 0].numpy()
-                                    * data.targets.std + data.targets.mean)  # fmt: skip
+    result = fedloom.run("fedavg", "diabetes", clients=4, partition="iid", rounds=30, plan="stacked")
+    splits = result.simulation.population.data.splits
+    train, test = (splits[name].flat.cpu().numpy() for name in ("train", "test"))
+    x, y = load_diabetes(return_X_y=True, scaled=False)
+    expected = root_mean_squared_error(y[test], LinearRegression().fit(x[train], y[train]).predict(x[test]))
+    found = root_mean_squared_error(y[test], result.global_model("last").predict(x[test]))
     assert found < 1.05 * expected < 0.8 * y[test].std()
 
 
