@@ -21,5 +21,5 @@ def test_sgd_with_clipping_decay_and_momentum():
     slot = task.slot(numbers(p=2))
     for expected in (1.83, 1.5767):
         g, slot = task.grad(slot, None)
-        slot = task.sgd(slot, g)
+        slot = task.step(slot, g)
         torch.testing.assert_close(slot.params, numbers(p=expected), rtol=1e-5, atol=0)

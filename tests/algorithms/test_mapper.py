@@ -146,7 +146,7 @@ def test_mappers_candidates_all_start_from_the_stored_model():
     assert work["lam"].tolist() == [0.25, 0.5, 0.75]
     for j in range(3):
         assert_equal(take(work["tried"].params, j), state["theta"])
-        assert all((v == 0).all() for v in take(work["tried"].momentum, j).values())
+        assert all((v == 0).all() for v in take(work["tried"].moments["first"], j).values())
     assert set(alg.keep_best(task, work, down, INFO)) == {"w", "theta", "lam"}
 
 

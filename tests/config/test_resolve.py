@@ -44,7 +44,7 @@ def other_value(cls, name):
     if default is None:  # a number or none
         return 3 if int in options else 0.125
     if isinstance(default, tuple):
-        return (0.5, 0.125, 0.375) if isinstance(default[0], float) else (7, 5)
+        return (0.5, 0.125, 0.375)[: len(default)] if isinstance(default[0], float) else (7, 5)
     if isinstance(default, bool):
         return not default
     limits = fields(cls)[name].metadata

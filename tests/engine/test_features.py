@@ -140,7 +140,7 @@ class Candidates(Plain):
             return task.loss(task.forward(self.mixed(task, theta, w, work["best"]), batch), batch), {}
 
         g, _ = grad(loss, work["w"].params)
-        return {**work, "w": task.sgd(work["w"], g)}
+        return {**work, "w": task.step(work["w"], g)}
 
     def finish(self, task, work, down, state, info):
         return {"theta": take(work["theta"], 0)}, {"w": work["w"].params}
@@ -176,7 +176,7 @@ class Stopping(Plain):
         loss = task.loss(task.predict(w, batch.x), batch)
         before = torch.where(batch.last, work["now"], work["before"])
         now = torch.where(batch.last, loss, work["now"])
-        return {"w": task.sgd(w, g), "before": before, "now": now, "epochs": work["epochs"] + batch.last}
+        return {"w": task.step(w, g), "before": before, "now": now, "epochs": work["epochs"] + batch.last}
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Pairs(Plain):
         w = work["w"]
         g, _ = task.grad(w, batch.part(0))
         g, _ = task.grad(w._replace(params=axpy(-task.lr, g, w.params)), batch.part(1))
-        return {"w": task.sgd(w, g)}
+        return {"w": task.step(w, g)}
 
     def adapt(self, task):
         return [Phase(self.step, steps=1)]
@@ -313,7 +313,7 @@ class Agents(Plain):
 
     def tuned_step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch)
-        return {**work, "w": task.sgd(w, g, lr=work["eta"])}
+        return {**work, "w": task.step(w, g, lr=work["eta"])}
 
     def aggregate(self, task, server, up, info, t, key):
         x, y = task.data.x[task.data.server], task.data.y[task.data.server]

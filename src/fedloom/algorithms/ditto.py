@@ -38,11 +38,11 @@ class Ditto(Algorithm):
     def personal_step(self, task, work, batch, down, info):
         g, v = task.grad(work["v"], batch)
         pull = sub(v.params, down["w"])  # v_i - w^t
-        return {**work, "v": task.sgd(v, axpy(self.lam, pull, g))}
+        return {**work, "v": task.step(v, axpy(self.lam, pull, g))}
 
     def global_step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch)
-        return {**work, "w": task.sgd(w, g)}
+        return {**work, "w": task.step(w, g)}
 
     def finish(self, task, work, down, state, info):
         return {"v": work["v"].params}, {"w": work["w"].params}

@@ -83,7 +83,7 @@ class FedALA(Algorithm):
 
     def step(self, task, work, batch, down, info):
         g, theta = task.grad(work["theta"], batch)
-        return {**work, "theta": task.sgd(theta, g)}
+        return {**work, "theta": task.step(theta, g)}
 
     def report(self, task, work, down, info):
         return {"A": torch.cat([v.flatten() for v in leaves(work["A"])]).mean()}  # 1: all from the global model

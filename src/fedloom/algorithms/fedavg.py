@@ -31,7 +31,7 @@ class FedAvg(Algorithm):
 
     def step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch)
-        return {**work, "w": task.sgd(w, g)}
+        return {**work, "w": task.step(w, g)}
 
     def finish(self, task, work, down, state, info):
         return state, {"w": work["w"].params}

@@ -25,4 +25,4 @@ class FedAvgFT(FedAvg):
     def fine_tune(self, task, work, batch, down, info):
         only = task.network.head if self.ft_scope == "head" else None
         g, w = task.grad(work["w"], batch, only=only)
-        return {"w": task.sgd(w, g)}
+        return {"w": task.step(w, g)}

@@ -42,7 +42,7 @@ class FedBABU(Algorithm):
 
     def body_step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch, only=task.network.body)
-        return {"w": task.sgd(w, g)}
+        return {"w": task.step(w, g)}
 
     def finish(self, task, work, down, state, info):
         return state, {"phi": task.body(work["w"].params)}
@@ -55,7 +55,7 @@ class FedBABU(Algorithm):
 
     def finetune_step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch, only=task.network.head if self.finetune == "head" else None)
-        return {"w": task.sgd(w, g)}
+        return {"w": task.step(w, g)}
 
     def model(self, task, work, down, info):
         return work["w"]

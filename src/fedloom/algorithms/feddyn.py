@@ -45,7 +45,7 @@ class FedDyn(FedAvg):
         g, theta = task.grad(work["w"], batch)
         pull = sub(theta.params, down["w"])  # gradient of ||theta - w^t||^2 / 2
         g = axpy(self.strength(task, info), pull, sub(g, work["lam"]))
-        return {**work, "w": task.sgd(theta, g)}
+        return {**work, "w": task.step(theta, g)}
 
     def finish(self, task, work, down, state, info):
         theta = work["w"].params

@@ -36,7 +36,7 @@ class FedPer(Algorithm):
 
     def step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch)
-        return {"w": task.sgd(w, g)}
+        return {"w": task.step(w, g)}
 
     def finish(self, task, work, down, state, info):
         return {"h": task.head(work["w"].params)}, {"phi": task.body(work["w"].params)}

@@ -57,7 +57,7 @@ class FedPHP(FedAvg):
             return (1 - self.lam) * task.loss(out, batch) + self.lam * self.difference(out, q, batch)
 
         g, w = task.grad(work["w"], batch, loss=loss)
-        return {**work, "w": task.sgd(w, g)}
+        return {**work, "w": task.step(w, g)}
 
     def difference(self, out, q, batch):
         if self.transfer == "kd":

@@ -49,7 +49,7 @@ class FedProto(Algorithm):
             return task.loss(out, batch) + self.lam * self.gap(out.features, batch, down)
 
         g, theta = task.grad(work["theta"], batch, loss=loss)
-        return {**work, "theta": task.sgd(theta, g)}
+        return {**work, "theta": task.step(theta, g)}
 
     def gap(self, f, batch, down):
         """Mean square of f(x) - G[y] over samples and dimensions; a sample whose class has no prototype adds 0."""

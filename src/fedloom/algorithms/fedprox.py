@@ -22,4 +22,4 @@ class FedProx(FedAvg):
     def step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch)
         pull = sub(w.params, down["w"])  # gradient of ||w_i - w^t||^2 / 2
-        return {"w": task.sgd(w, axpy(self.mu, pull, g))}
+        return {"w": task.step(w, axpy(self.mu, pull, g))}

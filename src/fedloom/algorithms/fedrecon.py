@@ -69,11 +69,11 @@ class FedRECON(Algorithm):
 
     def head_step(self, task, w, batch):
         g, w = task.grad(w, batch, only=task.network.head)
-        return task.sgd(w, g, lr=self.recon_lr)
+        return task.step(w, g, lr=self.recon_lr)
 
     def body_step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch, only=task.network.body)
-        return {"w": task.sgd(w, g, lr=self.query_lr)}
+        return {"w": task.step(w, g, lr=self.query_lr)}
 
     def finish(self, task, work, down, state, info):
         w = work["w"].params

@@ -28,11 +28,11 @@ class FedRep(FedPer):
 
     def head_step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch, only=task.network.head)
-        return {**work, "w": task.sgd(w, g)}
+        return {**work, "w": task.step(w, g)}
 
     def body_step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch, only=task.network.body)
-        return {**work, "w": task.sgd(w, g)}
+        return {**work, "w": task.step(w, g)}
 
     def aggregate(self, task, server, up, info, t, key):
         return {"phi": task.average(up["phi"], info.n if self.average == "samples" else None)}

@@ -24,7 +24,7 @@ class FedSAM(FedAvg):
         g, w = task.grad(work["w"], batch)
         eps = perturbation(g, self.rho)  # rho * g / ||g||
         g_tilde, _ = task.grad(w._replace(params=add(w.params, eps)), batch)  # w keeps the statistics of the first pass
-        return {"w": task.sgd(w, g_tilde)}
+        return {"w": task.step(w, g_tilde)}
 
     def aggregate(self, task, server, up, info, t, key):
         return {"w": task.average(up["w"])}

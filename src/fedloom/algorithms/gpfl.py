@@ -83,7 +83,7 @@ class GPFL(Algorithm):
         g = g if task.clip is None else clip_norm(g, task.clip)  # one norm for all that is trained
         work = {**work, "w": work["w"]._replace(buffers=buffers)}
         decay = {"w": task.weight_decay, "V": self.mu, "C": self.mu}  # mu||V|| + mu||C|| of Eq. (11)
-        return work | {m: replace(task, clip=None, weight_decay=decay[m]).sgd(work[m], g[m]) for m in g}
+        return work | {m: replace(task, clip=None, weight_decay=decay[m]).step(work[m], g[m]) for m in g}
 
     def loss(self, task, at, work, batch, down):
         """Eq. (11) without the norms, from one pass through the body, and the running statistics after that pass."""

@@ -23,7 +23,7 @@ class Local(Algorithm):
 
     def step(self, task, work, batch, down, info):
         g, theta = task.grad(work["theta"], batch)
-        return {**work, "theta": task.sgd(theta, g)}
+        return {**work, "theta": task.step(theta, g)}
 
     def finish(self, task, work, down, state, info):
         return {"theta": work["theta"].params}, {}

@@ -56,7 +56,7 @@ class Mapper(FedAvg):
     def personal_step(self, task, work, batch, down, info):
         def one(theta, lam):
             g, at = task.grad(theta._replace(params=mixed(lam, theta.params, down["w"])), batch)
-            return task.sgd(theta._replace(buffers=at.buffers), scale(g, lam))
+            return task.step(theta._replace(buffers=at.buffers), scale(g, lam))
 
         return {**work, "tried": vmap(one)(work["tried"], work["lam"])}
 
@@ -73,7 +73,7 @@ class Mapper(FedAvg):
     def global_step(self, task, work, batch, down, info):
         w, lam = work["w"], work["lam"]
         g, at = task.grad(w._replace(params=mixed(lam, work["theta"], w.params)), batch)
-        return {**work, "w": task.sgd(w._replace(buffers=at.buffers), scale(g, 1 - lam))}
+        return {**work, "w": task.step(w._replace(buffers=at.buffers), scale(g, 1 - lam))}
 
     def report(self, task, work, down, info):
         return {"lambda": work["lam"]}

@@ -39,12 +39,12 @@ class PerFedAvg(FedAvg):
         w = work["w"]
         ahead = self.adapted(task, w, batch.part(0))
         g, ahead = task.grad(ahead, batch.part(1))
-        return {"w": task.sgd(w._replace(buffers=ahead.buffers), g)}  # both passes count for the running statistics
+        return {"w": task.step(w._replace(buffers=ahead.buffers), g)}  # both passes count for the running statistics
 
     def adapted(self, task, w, batch):
         """w - a * grad F_B(w)"""
         g, w = task.grad(w, batch)
-        a = task.lr if self.inner_lr is None else self.inner_lr
+        a = task.eta if self.inner_lr is None else task.scheduled(self.inner_lr)
         return w._replace(params=axpy(-a, g, w.params))
 
     def adapt(self, task):

@@ -80,7 +80,7 @@ class PFedHN(Algorithm):
 
     def step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch)
-        return {"w": self._local(task).sgd(w, g)}
+        return {"w": self._local(task).step(w, g)}
 
     def finish(self, task, work, down, state, info):
         return state, {"delta": sub(down["w"], work["w"].params)}  # before minus after: a gradient, so to speak

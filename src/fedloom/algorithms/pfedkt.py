@@ -119,7 +119,7 @@ class PFedKT(FedAvg):
     def step(self, task, work, batch, down, info):
         local, loss = self.local(task), self.complete_loss(task, work, batch, down) if self.contrasts else None
         g, omega = local.grad(work["omega"], batch, loss=loss)
-        return {**work, "omega": local.sgd(omega, g)}  # Eq. (4)
+        return {**work, "omega": local.step(omega, g)}  # Eq. (4)
 
     def complete_loss(self, task, work, batch, down):
         def view(out):  # a vector for every sample, or for every position of a sequence

@@ -63,8 +63,8 @@ class PFedMe(Algorithm):
         for _ in range(self.inner_steps):
             g, theta = task.grad(theta, batch)
             g = axpy(self.lam, sub(theta.params, w), axpy(self.mu, theta.params, g))
-            theta = task.sgd(theta, g, lr=self.personal_lr)
-        return {"theta": theta, "w": axpy(-task.lr * self.lam, sub(w, theta.params), w)}
+            theta = task.step(theta, g, lr=self.personal_lr)
+        return {"theta": theta, "w": axpy(-task.eta * self.lam, sub(w, theta.params), w)}
 
     def finish(self, task, work, down, state, info):
         return {"theta": work["theta"].params}, {"w": work["w"]}

@@ -48,12 +48,12 @@ class PLGUGRep(FedRep):
     def body_step(self, task, work, batch, down, info):
         only = task.network.body
         g, w = task.grad(work["w"], batch, only)
-        w = task.sgd(w, g)  # Eq. 11
+        w = task.step(w, g)  # Eq. 11
         ascent = g if self.reuse_grad else task.grad(w, batch, only)[0]
         eps = perturbation(ascent, self.rho, by_name(work["xi"], task.body_layers), self.p)  # Eq. 12
         there = {k: v + eps[k] if k in eps else v for k, v in w.params.items()}
         g_tilde, _ = task.grad(w._replace(params=there), batch, only)
-        return {**work, "w": task.sgd(w, g_tilde)}  # Eq. 13
+        return {**work, "w": task.step(w, g_tilde)}  # Eq. 13
 
     def report(self, task, work, down, info):
         return {"xi": work["xi"]}

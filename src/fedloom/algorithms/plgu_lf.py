@@ -63,8 +63,8 @@ class PLGULF(Algorithm):
         eps = perturbation(ascent, self.rho, by_name(work["reach"], task.layers), self.p)  # Eq. 5
         point = w.params if self.grad_at == "w" else work["theta"].params
         g_tilde, seen = task.grad(w._replace(params=add(point, eps)), batch)
-        w = task.sgd(w._replace(buffers=seen.buffers), g_tilde)  # line 7
-        return {**work, "theta": task.sgd(theta, g), "w": w}
+        w = task.step(w._replace(buffers=seen.buffers), g_tilde)  # line 7
+        return {**work, "theta": task.step(theta, g), "w": w}
 
     def report(self, task, work, down, info):
         return {"xi": work["xi"]}

@@ -28,6 +28,9 @@ class Scaffold(FedAvg):
     def check(self, task):
         if task.momentum:
             raise UserError(f"scaffold's control variates assume plain SGD; set momentum=0, not {task.momentum:g}.")
+        if not task.optimizer.plain:
+            kind = task.optimizer.kind
+            raise UserError(f"scaffold's control variates assume plain SGD; set optimizer=sgd, not {kind}.")
 
     def init_server(self, task, key):
         w = task.init(key)
@@ -46,12 +49,12 @@ class Scaffold(FedAvg):
 
     def step(self, task, work, batch, down, info):
         g, y = task.grad(work["w"], batch)
-        return {**work, "w": task.sgd(y, add(g, work["correction"])), "steps": work["steps"] + 1}
+        return {**work, "w": task.step(y, add(g, work["correction"])), "steps": work["steps"] + 1}
 
     def finish(self, task, work, down, state, info):
         delta = sub(work["w"].params, down["w"])  # y_i - w^t
         trained = work["steps"] > 0
-        rate = 1 / (torch.clamp(work["steps"], min=1) * task.lr)
+        rate = 1 / (torch.clamp(work["steps"], min=1) * task.in_round(info.t).eta)
         change = axpy(-rate, delta, scale(down["c"], -1.0))  # c_i^+ - c_i
         change = where(trained, change, zeros_like(change))
         return {"c": add(state["c"], change)}, {"dy": delta, "dc": change}

@@ -15,6 +15,16 @@ class Settings:
     participation: float = setting(1.0, "share of clients in a round, or their number if above 1", above=0)
     lr: float = setting(0.05, "eta, local learning rate", above=0)
     momentum: float = setting(0.0, "momentum of local SGD", low=0, high=0.9999)
+    optimizer: Literal["sgd", "adam", "adamw"] = setting("sgd", "of local training; it starts anew in every round")
+    nesterov: bool = setting(False, "Nesterov's momentum instead of the usual one (sgd)")
+    adam_betas: tuple[float, float] = setting((0.9, 0.999), "beta_1 and beta_2 of adam and adamw", low=0, high=0.999999)
+    adam_eps: float = setting(1e-8, "epsilon of adam and adamw", above=0)
+    lr_schedule: Literal["constant", "cosine", "step"] = setting(
+        "constant", "learning rate over rounds: cosine falls to 0 in the end, step falls every lr_step rounds"
+    )
+    lr_warmup: int = setting(0, "first rounds, in which the learning rate rises linearly", low=0)
+    lr_step: int = setting(30, "step: rounds after which the learning rate is multiplied by lr_gamma", low=1)
+    lr_gamma: float = setting(0.1, "step: factor of the learning rate", above=0, high=1)
     weight_decay: float = setting(0.0, "weight decay of local SGD", low=0)
     clip: float | None = setting(None, "gradient norm is clipped to this", above=0)
     class_weight: Literal["none", "balanced"] = setting(

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from fedloom.core.keys import Key, fold, rng
 from fedloom.core.kinds import KINDS, Kind
+from fedloom.core.optimizers import Moments
 from fedloom.core.registry import Registry
 from fedloom.core.tree import Params, Tree, size_bytes
 
@@ -87,11 +88,11 @@ class Batch(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A model copy in training: parameters, running statistics (buffers) and momentum."""
+    """A model copy in training: parameters, running statistics (buffers) and the optimiser's moments."""
 
     params: Params
     buffers: Params
-    momentum: Params
+    moments: Moments
 
 
 class Output(NamedTuple):

@@ -108,7 +108,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         parts = value.replace("/", ",").split(",") if isinstance(value, str) else value
         if not isinstance(parts, list | tuple) or (options[-1] is not Ellipsis and len(parts) != len(options)):
             count = "numbers" if options[-1] is Ellipsis else f"{len(options)} numbers"
-            raise UserError(f"{name} takes {count} such as 0.7/0.1/0.2, not '{shown(value)}'.")
+            example = "0.7/0.1/0.2" if len(options) == 3 else "0.7/0.1"
+            raise UserError(f"{name} takes {count} such as {example}, not '{shown(value)}'.")
         kinds = [options[0]] * len(parts) if options[-1] is Ellipsis else options
         return tuple(_typed(name, p, kind) for p, kind in zip(parts, kinds, strict=True))
     return _scalar(name, value, hint)

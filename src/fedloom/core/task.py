@@ -1,7 +1,9 @@
 """What an algorithm may use: the model, the loss, the optimiser step, and the settings of local training."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -12,6 +14,7 @@ from fedloom.core.algorithm import Batch, Output, Slot
 from fedloom.core.autodiff import grad
 from fedloom.core.federation import Federation
 from fedloom.core.keys import Key
+from fedloom.core.optimizers import Optimizer, Schedule
 from fedloom.core.tree import Number, Params, Tree
 
 Loss = Callable[[Output, Batch], Tensor]
@@ -59,6 +62,9 @@ class Task:
     epochs: int = 1  # E, local epochs per round
     rounds: int = 1  # T, rounds of the run
     participation: float = 1.0  # rho, share of the clients in a round, or their number if above 1
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)  # of the learning rate over rounds
+    lr_factor: Number = 1.0  # of learning rates in this round, if there is a schedule
     class_weights: bool = False  # a client's classes count equally in its loss, however frequent they are
     class_counts: tuple[Tensor, Tensor] | None = None  # n_{i,c} and n_i of the client whose step this is, if so
     trim: float = 0.0  # where the server averages: share of values left out at either end; 0.5 for the median
@@ -85,9 +91,9 @@ class Task:
         return self.network.init(key)
 
     def slot(self, params: Params) -> Slot:
-        """A model copy that starts training now, with zero momentum. Its running statistics are the initial ones; the
-        engine replaces them by those that the client kept from its last participation."""
-        return Slot(params, self.network.buffers, tree.zeros_like(params) if tree.nonzero(self.momentum) else {})
+        """A model copy that starts training now, with a fresh optimiser. Its running statistics are the initial ones;
+        the engine replaces them by those that the client kept from its last participation."""
+        return Slot(params, self.network.buffers, self.optimizer.init(params, self.momentum))
 
     def body(self, params: Params) -> Params:
         """The parameters of the body (all layers but the head)."""
@@ -155,23 +161,31 @@ class Task:
         gradient, buffers = grad(f, at)
         return gradient, slot._replace(buffers=buffers)
 
-    def sgd(self, slot: Slot, gradient: Params, lr: Number | None = None) -> Slot:
-        """One SGD step on the parameters named in the gradient: clip to norm `clip`, if set; g = g + wd*w;
-        v = mom*v + g; w = w - eta*v. `lr` replaces the task's eta."""
-        eta = self.lr if lr is None else lr
+    def step(self, slot: Slot, gradient: Params, lr: Number | None = None) -> Slot:
+        """One step of the optimiser on the parameters named in the gradient, after clipping it to norm `clip`, if set.
+        By default it is SGD: g = g + wd*w; v = mom*v + g; w = w - eta*v. `lr` replaces the task's eta."""
+        eta = self.eta if lr is None else self.scheduled(lr)
         if self.clip is not None:
             gradient = clip_norm(gradient, self.clip)
-        params, momentum = slot.params, slot.momentum
-        if tree.nonzero(self.weight_decay):
-            gradient = tree.axpy(self.weight_decay, {k: params[k] for k in gradient}, gradient)
-        if tree.nonzero(self.momentum):
-            gradient = tree.axpy(self.momentum, {k: momentum[k] for k in gradient}, gradient)
-            momentum = {**momentum, **gradient}
-        if isinstance(eta, Tensor):
-            moved = {k: params[k] - eta * g for k, g in gradient.items()}
-        else:
-            moved = {k: torch.sub(params[k], g, alpha=eta) for k, g in gradient.items()}
-        return Slot({**params, **moved}, slot.buffers, momentum)
+        params, moments = self.optimizer.step(
+            slot.params, gradient, slot.moments, eta, self.momentum, self.weight_decay
+        )
+        return Slot(params, slot.buffers, moments)
+
+    def in_round(self, t: Tensor) -> Task:
+        """The task with the learning rate of round t. Steps know it; what `finish` computes with eta needs this."""
+        if self.schedule.constant:
+            return self
+        return replace(self, lr_factor=self.schedule.factor(t, self.dtype))
+
+    @property
+    def eta(self) -> Number:
+        """The learning rate in this round."""
+        return self.scheduled(self.lr)
+
+    def scheduled(self, lr: Number) -> Number:
+        """A learning rate as it is in this round."""
+        return lr * self.lr_factor if isinstance(self.lr_factor, Tensor) else lr
 
     # -- the server's step -----------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ Blocks = Callable[[], Iterator[tuple[np.ndarray, Tree]]]  # clients, and their s
 def portable(tree: Tree) -> Tree:
     """The tree without momentum, which only training needs."""
     return tree_map(
-        lambda v: v._replace(momentum={}) if isinstance(v, Slot) else v, tree, is_leaf=lambda v: isinstance(v, Slot)
+        lambda v: v._replace(moments={}) if isinstance(v, Slot) else v, tree, is_leaf=lambda v: isinstance(v, Slot)
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError, plural, shown
 from fedloom.core.federation import Federation
 from fedloom.core.keys import rng
+from fedloom.core.optimizers import Optimizer, Schedule
 from fedloom.core.settings import fields
 from fedloom.core.targets import Number
 from fedloom.core.task import Task
@@ -107,6 +109,7 @@ def make_task(config: Config, data: Federation | None = None) -> Task:
         data, _network(config, data), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
         batch_size=min(s.batch_size, _most_samples(data)), epochs=s.local_epochs, rounds=s.rounds,
         participation=s.participation, trim=_trim(config.algorithm, s), class_weights=s.class_weight == "balanced",
+        **optimization(s),
     )  # fmt: skip
     if data.sequences and (s.class_weight != "none" or s.metric != "accuracy"):
         raise UserError("class_weight and metric are for samples with one class, but these have one at every position.")
@@ -115,6 +118,20 @@ def make_task(config: Config, data: Federation | None = None) -> Task:
     if s.eval_clients is not None and s.eval_clients > task.clients:
         raise UserError(f"eval_clients asks for {s.eval_clients} clients, but there are {task.clients}.")
     return task
+
+
+def optimization(s: Settings) -> dict[str, Any]:
+    """The optimiser of a task and the schedule of its learning rate."""
+    if s.nesterov and (s.optimizer != "sgd" or not s.momentum):
+        raise UserError("nesterov=true is a kind of momentum of optimizer=sgd; set momentum=0.9, for example.")
+    if s.optimizer != "sgd" and s.momentum:
+        raise UserError(f"momentum is for optimizer=sgd; {s.optimizer} has adam_betas instead, so set momentum=0.")
+    if s.lr_warmup >= s.rounds > 1 or (s.lr_warmup > 1 and s.rounds == 1):
+        raise UserError(f"lr_warmup={s.lr_warmup} must be less than the {plural(s.rounds, 'round')} of the run.")
+    return {
+        "optimizer": Optimizer(s.optimizer, s.nesterov, s.adam_betas, s.adam_eps),
+        "schedule": Schedule(s.lr_schedule, s.rounds, s.lr_warmup, s.lr_step, s.lr_gamma),
+    }
 
 
 def _check_targets(alg: Algorithm, s: Settings, data: Federation) -> None:
@@ -269,7 +286,8 @@ def check_more_rounds(alg: Algorithm, task: Task, before: int | None, path: Path
     their number."""
     if before is None or before == task.rounds:
         return
-    if why := alg.depends_on_rounds(replace(task, rounds=before)):
+    why = "the cosine schedule of the learning rate" if task.schedule.kind == "cosine" else ""
+    if why := why or alg.depends_on_rounds(replace(task, rounds=before)):
         raise UserError(
             f"{alg.name} cannot be given more than the {plural(before, 'round')} that {path} started with, because "
             f"{why} depends on their number; start a new run with rounds={task.rounds}."

@@ -24,6 +24,7 @@ from fedloom.nn.network import Network
 from fedloom.runs import final
 from fedloom.runs.directory import RunDirectory
 from fedloom.runs.models import portable
+from fedloom.studies.build import optimization
 from fedloom.studies.client_model import ClientModel
 from fedloom.studies.models import Architecture
 from fedloom.studies.result import Result
@@ -64,7 +65,7 @@ def _simulation(result: Result, architecture: Architecture, samples: NewSamples)
     task = Task(
         data, network, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
         batch_size=min(s.batch_size, most), epochs=s.local_epochs, rounds=s.rounds,
-        participation=s.participation, class_weights=s.class_weight == "balanced",
+        participation=s.participation, class_weights=s.class_weight == "balanced", **optimization(s),
     )  # fmt: skip
     need = _least_samples(architecture.algorithm, task)
     if len(samples.x) < need:

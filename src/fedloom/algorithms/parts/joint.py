@@ -20,4 +20,4 @@ def step(task: Task, work: Tree, names: Iterable[str], loss: Losses, one_norm: b
     if one_norm and task.clip is not None:
         g, task = clip_norm(g, task.clip), replace(task, clip=None)
     slots |= {name: slots[name]._replace(buffers=found) for name, found in statistics.items()}
-    return {**work, **{name: task.sgd(slot, g[name]) for name, slot in slots.items()}}
+    return {**work, **{name: task.step(slot, g[name]) for name, slot in slots.items()}}

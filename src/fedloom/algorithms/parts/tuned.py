@@ -34,6 +34,11 @@ class Tuned(Algorithm):
         if self.lr_min > self.lr_max:
             raise UserError(f"lr_min={self.lr_min:g} is above lr_max={self.lr_max:g}; set lr_min or lr_max.")
 
+        if not task.schedule.constant:
+            raise UserError(
+                f"Agents of {self.name} choose learning rates; set lr_schedule=constant and lr_warmup=0."
+            )
+
     def depends_on_rounds(self, task):
         return "the size of the agents' replay memory" if self.replay > task.rounds else ""
 
@@ -71,7 +76,7 @@ class Tuned(Algorithm):
     def step(self, task, work, batch, down, info):
         g, w = task.grad(work["w"], batch)
         g = g if self.local_clip is None else clip_norm(g, self.local_clip)
-        return {**work, "w": task.sgd(w, g, lr=work["eta"])}
+        return {**work, "w": task.step(w, g, lr=work["eta"])}
 
     def decoded(self, a):
         """eta_i in [lr_min, lr_max] and alpha_i in 1..ep_max from an action in [-1, 1]^2."""

@@ -8,15 +8,19 @@ from fedloom.core.tree import Tree
 
 
 def phases_of(alg: Algorithm, task: Task) -> dict[str, list[Phase]]:
-    """The phases of training and those before an evaluation; with class weights, steps know the client's classes."""
+    """The phases of training and those before an evaluation, with what steps know of the round (the learning rate of a
+    schedule) and of the client (with class weights, its classes)."""
     found = {"train": alg.phases(task), "adapt": alg.adapt(task)}
-    if not task.class_weights:
+    if not task.class_weights and task.schedule.constant:
         return found
-    return {kind: [_with_class_counts(phase) for phase in phases] for kind, phases in found.items()}
+    return {kind: [_with_client(phase) for phase in phases] for kind, phases in found.items()}
 
 
-def _with_class_counts(phase: Phase) -> Phase:
+def _with_client(phase: Phase) -> Phase:
     def step(task: Task, work: Tree, batch: Batch, down: Tree, info: Info) -> Tree:
-        return phase.step(replace(task, class_counts=(info.counts, info.n)), work, batch, down, info)
+        mine = task.in_round(info.t)
+        if task.class_weights:
+            mine = replace(mine, class_counts=(info.counts, info.n))
+        return phase.step(mine, work, batch, down, info)
 
     return replace(phase, step=step)
