@@ -9,6 +9,7 @@ import torch
 from helpers import EAGER, SingleRun, make_task, method, methods
 from oracles import assert_near
 
+import fedloom
 from fedloom.config.resolve import configure
 from fedloom.core.errors import UserError
 from fedloom.core.task import Task
@@ -142,7 +143,12 @@ def test_a_minority_cannot_move_the_server_where_the_others_agree(name, trim):
     assert_near(servers[1], servers[0], 1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(set(methods()) - set(AVERAGING)))
+def test_local_has_no_server_that_could_aggregate_so_comparisons_can_have_a_median():
+    found = fedloom.compare(["fedavg"], seeds=1, rounds=1, clients=4, aggregation="median")
+    assert {"local", "fedavg"} <= {row["method"] for row in found.rows()}
+
+
+@pytest.mark.parametrize("name", sorted(set(methods()) - {*AVERAGING, "local"}))
 def test_a_method_whose_server_does_not_average_refuses(name):
     values = {"aggregation": "median", "server_share": 0.1, "clients": 4}
     with pytest.raises(UserError, match=f"^The server of {name} does not average uploads, so aggregation cannot be"):

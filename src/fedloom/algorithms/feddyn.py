@@ -18,6 +18,7 @@ class FedDyn(FedAvg):
     paper = "Federated Learning Based on Dynamic Regularization"
     year = 2021
     private = "dual vector lam_i"
+    server_step = "its dual vectors belong to its own step"
 
     alpha: float = setting(0.01, "a, strength of the quadratic term", above=0)
     adaptive: bool = setting(False, "a_i = a * mean(n) / n_i instead of a (authors' code)")

@@ -27,6 +27,7 @@ class FedProto(Algorithm):
     shared = "prototypes G[c]"
     private = "model theta_i"
     averages = True
+    server_step = "it averages prototypes, not models"
     targets = ("classes",)  # of which each has a prototype
 
     lam: float = setting(10.0, "lambda, weight of the distance to the prototypes", low=0)

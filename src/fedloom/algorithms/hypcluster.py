@@ -25,6 +25,7 @@ class HypCluster(FedAvg):
     year = 2020
     shared = "models w_1 to w_Kc"
     pre_is_global = False
+    server_step = "it has a model of every cluster, and not all of them change in a round"
     global_model = Algorithm.global_model  # none
 
     Kc: int = setting(2, "number of models", low=1)

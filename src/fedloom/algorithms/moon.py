@@ -27,15 +27,18 @@ class Moon(FedAvg):
     tau: float = setting(0.5, "tau, temperature of the contrastive loss", above=0)
     proj: int | None = setting(None, "outputs of a projection before features are compared [no projection]", low=1)
 
-    def init_server(self, task, key):
-        server = {"w": task.init(key)}
+    def start(self, task, key):
+        models = {"w": task.init(key)}
         if self.proj is not None:
             draw, k = torch.full((), fold(key, stream("projection")), device=task.data.device), task.network.feature_dim
-            server["proj"] = dense.draw(draw, (k, k, self.proj), task.dtype)
-        return server
+            models["proj"] = dense.draw(draw, (k, k, self.proj), task.dtype)
+        return models
+
+    def init_server(self, task, key):
+        return self.start(task, key)
 
     def init_client(self, task, key, key_i):
-        return {"old": self.init_server(task, key)}
+        return {"old": self.start(task, key)}
 
     def begin(self, task, down, state, info):
         work = {m: task.slot(params)._replace(buffers={}) for m, params in down.items()}

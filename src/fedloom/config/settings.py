@@ -55,6 +55,12 @@ class Settings:
     aggregation: Literal["mean", "median", "trimmed_mean"] = setting(
         "mean", "where the server averages: the method's mean, or median or trimmed mean of each coordinate, unweighted"
     )
+    server_optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad"] = setting(
+        "none", "where the server averages: its step, with the change of the average as gradient (FedAvgM, FedOpt)"
+    )
+    server_lr: float | None = setting(None, "eta of the server optimizer (none: 1 for momentum, else 0.01)", above=0)
+    server_betas: tuple[float, float] = setting((0.9, 0.99), "beta_1 (momentum) and beta_2 of it", low=0, high=0.999999)
+    server_tau: float = setting(1e-3, "tau of it: how little it adapts to coordinates", above=0)
     trim: float | None = setting(
         None, "trimmed_mean: share of values left out at either end (none: 0.2)", above=0, high=0.5
     )

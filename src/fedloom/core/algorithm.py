@@ -149,6 +149,7 @@ class Algorithm:
     partial: ClassVar[bool] = True  # a cohort may be a subset of the clients
     needs_split: ClassVar[bool] = False  # body and head must both have parameters
     averages: ClassVar[bool] = False  # `aggregate` is built on `task.average`, so that it can be a median
+    server_step: ClassVar[str] = ""  # why the server's step cannot be that of another optimiser, in words
     takes_diverged: ClassVar[bool] = False  # uploads with non-finite values reach `aggregate`, too
     needs_server_data: ClassVar[bool] = False
     targets: ClassVar[tuple[Kind, ...]] = KINDS  # what a model may predict: one of classes, labels, a number

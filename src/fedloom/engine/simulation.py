@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedloom.core.algorithm import Algorithm
+from fedloom.core.server_optimizer import with_server_optimizer
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree
 from fedloom.engine.client_store import ClientStore, MemoryStore, Snapshot
@@ -53,6 +54,7 @@ class Simulation:
         **options: Any,
     ) -> None:
         """`task` has all clients, those that are held out included; `options` are those of `Driver`."""
+        alg = with_server_optimizer(alg, task)
         self.population, self.alg, self.seed = task, alg, seed
         self.task = replace(task, data=task.data.participants())  # all that an algorithm ever sees
         self.driver = Driver(alg, self.task, seed, held_out=task.data.held_out, **options)

@@ -19,6 +19,7 @@ from fedloom.core.errors import UserError, plural, shown
 from fedloom.core.federation import Federation
 from fedloom.core.keys import rng
 from fedloom.core.optimizers import Optimizer, Schedule
+from fedloom.core.server_optimizer import ServerOptimizer
 from fedloom.core.settings import fields
 from fedloom.core.targets import Number
 from fedloom.core.task import Task
@@ -121,14 +122,24 @@ def make_task(config: Config, data: Federation | None = None) -> Task:
 
 
 def optimization(s: Settings) -> dict[str, Any]:
-    """The optimiser of a task and the schedule of its learning rate."""
+    """The optimisers of a task, of its clients and its server, and the schedule of the clients' learning rate."""
     if s.nesterov and (s.optimizer != "sgd" or not s.momentum):
         raise UserError("nesterov=true is a kind of momentum of optimizer=sgd; set momentum=0.9, for example.")
     if s.optimizer != "sgd" and s.momentum:
         raise UserError(f"momentum is for optimizer=sgd; {s.optimizer} has adam_betas instead, so set momentum=0.")
     if s.lr_warmup >= s.rounds > 1 or (s.lr_warmup > 1 and s.rounds == 1):
         raise UserError(f"lr_warmup={s.lr_warmup} must be less than the {plural(s.rounds, 'round')} of the run.")
+    server = None
+    if s.server_optimizer != "none":
+        usual = 1.0 if s.server_optimizer == "momentum" else 0.01
+        lr = usual if s.server_lr is None else s.server_lr
+        server = ServerOptimizer(s.server_optimizer, lr, s.server_betas, s.server_tau)
+    elif s.server_lr is not None:
+        raise UserError(
+            f"server_lr={s.server_lr:g} belongs to a server optimizer; set server_optimizer=momentum or adam."
+        )
     return {
+        "server_optimizer": server,
         "optimizer": Optimizer(s.optimizer, s.nesterov, s.adam_betas, s.adam_eps),
         "schedule": Schedule(s.lr_schedule, s.rounds, s.lr_warmup, s.lr_step, s.lr_gamma),
     }
@@ -153,7 +164,7 @@ def _trim(alg: Algorithm, s: Settings) -> float:
     """The share of values that the server's averages leave out at either end."""
     if s.trim is not None and s.aggregation != "trimmed_mean":
         raise UserError(f"trim={s.trim:g} belongs to aggregation=trimmed_mean, but aggregation is {s.aggregation}.")
-    if s.aggregation != "mean" and not alg.averages:
+    if s.aggregation != "mean" and not alg.averages and not _has_no_server(alg):
         raise UserError(
             f"The server of {alg.name} does not average uploads, so aggregation cannot be {s.aggregation}; use mean, "
             "and clip_updates=1 against large updates."
@@ -229,6 +240,21 @@ def _settings(model: Model) -> str:
     return ", ".join(fields(type(model))) or f"fedloom list models {model.name}"
 
 
+def _check_server_optimizer(alg: Algorithm, task: Task) -> None:
+    if task.server_optimizer is None or _has_no_server(alg) or (alg.averages and not alg.server_step):
+        return
+    why = alg.server_step or "it does not average uploads"
+    raise UserError(
+        f"The server of {alg.name} cannot step by {task.server_optimizer.kind}, because {why}; set "
+        "server_optimizer=none."
+    )
+
+
+def _has_no_server(alg: Algorithm) -> bool:
+    """True for Local, which is part of every comparison: settings of the server do not matter to it."""
+    return type(alg).aggregate is Algorithm.aggregate
+
+
 def check(alg: Algorithm, task: Task) -> None:
     """Raise UserError for everything about a method and a task that can be wrong and is known before training."""
     n, ratio = task.clients, task.participation
@@ -263,6 +289,7 @@ def check(alg: Algorithm, task: Task) -> None:
     need = alg.min_samples(task)
     if small < need:
         raise UserError(f"{alg.name} needs {need} training samples per client, but one has {small}; use fewer clients.")
+    _check_server_optimizer(alg, task)
     alg.check(task)
     _check_batch_norm(alg, task)
 

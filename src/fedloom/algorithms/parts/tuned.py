@@ -35,9 +35,7 @@ class Tuned(Algorithm):
             raise UserError(f"lr_min={self.lr_min:g} is above lr_max={self.lr_max:g}; set lr_min or lr_max.")
 
         if not task.schedule.constant:
-            raise UserError(
-                f"Agents of {self.name} choose learning rates; set lr_schedule=constant and lr_warmup=0."
-            )
+            raise UserError(f"Agents of {self.name} choose learning rates; set lr_schedule=constant and lr_warmup=0.")
 
     def depends_on_rounds(self, task):
         return "the size of the agents' replay memory" if self.replay > task.rounds else ""
