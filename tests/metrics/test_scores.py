@@ -126,5 +126,10 @@ def test_the_trend_is_the_last_twenty_rounds_less_the_twenty_before():
     values = [0.0] * 10 + [50.0] * 20 + [51.0] * 20
     assert trend(rounds, values) == pytest.approx(1)
     assert trend([5, 10, 15, 20, 25, 30, 35, 40], [1.0] * 4 + [3.0] * 4) == pytest.approx(2)  # evaluated now and then
-    assert math.isnan(trend(rounds[:39], values[:39]))
     assert math.isnan(trend([100], [50.0]))
+
+
+def test_the_trend_of_a_short_run_is_its_second_half_less_its_first():
+    assert trend([1, 2, 3, 4], [10.0, 20.0, 30.0, 50.0]) == pytest.approx(25)
+    assert trend([1, 2, 3], [10.0, 20.0, 50.0]) == pytest.approx(30)
+    assert math.isnan(trend([1], [50.0]))

@@ -260,3 +260,16 @@ def test_unseen_clients_have_a_table_of_their_own_where_there_are_any():
     assert [c.strip() for c in tex[1][1:]] == bold  # it is the better of the two
     assert len(markdown_tables(to_markdown(BOARD))) == 2
     assert "nseen" not in to_markdown(BOARD) + to_latex(BOARD)
+
+
+def test_ranks_come_first_in_markdown_and_latex():
+    board = [line(name, selection=which, rank=1) for name in "ab" for which in ("validation", "last")]
+    header, bars, first, *_ = [text for text in to_markdown(board).splitlines() if text.startswith("|")]
+    assert header.startswith("| # | method |")
+    assert bars.startswith("|--:|---|--:|")
+    assert first.startswith("| 1 | a |")
+    latex = to_latex(board)
+    assert r"\begin{tabular}{rl" in latex
+    assert r"\# & method &" in latex
+    assert "1 & a &" in latex
+    assert "may be chance" in caption(board)

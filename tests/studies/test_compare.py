@@ -70,6 +70,19 @@ def of_methods(rows):
     return [row for row in rows if row["method"] != "majority"]
 
 
+def test_ranks_follow_the_means_and_methods_that_differ_by_chance_share_them(done):
+    rows = done.rows()
+    ranks = [row["rank"] for row in rows]
+    assert ranks[0] == 1
+    assert ranks == sorted(ranks)
+    assert all(rank <= place + 1 for place, rank in enumerate(ranks))
+    best = rows[0]
+    assert (best["to_best"], best["better_than_best"]) == (0, 0)
+    for row in rows[1:]:
+        assert row["to_best"] == pytest.approx(row["acc_mean"] - best["acc_mean"], abs=1e-6)
+        assert row["to_best_low"] <= row["to_best"] <= row["to_best_high"]
+
+
 def test_the_majority_baseline_predicts_each_clients_most_frequent_class(done):
     """Its accuracy is the share of test samples that are of the class most frequent in training."""
     data = fedloom.run("local", **TASK).simulation.population.data

@@ -229,6 +229,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     )
     title = f"\nPersonal models, test {metric} over clients{', %' * in_percent(metric)}"
     table = _titled_table(title, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("#", justify="right")
     table.add_column("method", overflow="fold", min_width=8)
     for column in (first, *others, "last"):
         table.add_column(found[column][0], justify="right", no_wrap=column == first)
@@ -236,7 +237,8 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         numbers = (format_cell(row, column, with_std=False, digits=1) for column in others)
         still_moving = "*" * format_cell(row, "trend").endswith("*")
         last = format_cell(row, "last", with_std=False, digits=1) + still_moving
-        table.add_row(row["method"], format_cell(row, first, separator=" ±"), *numbers, last)
+        mean = format_cell(row, first, separator=" ±")
+        table.add_row(str(row.get("rank", "")), row["method"], mean, *numbers, last)
     console.print(table)
     console.print(f"{caption(comparison.board)}\n", style="dim", highlight=False)
     if no_better := _no_better(rows, first, metric):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedloom.metrics.paired import ranks
 from fedloom.metrics.registry import column_name, sign
 from fedloom.metrics.summary import over_clients
 
@@ -61,7 +62,9 @@ def leaderboard(runs: Sequence[RunScores], metric: str = "accuracy") -> list[dic
     there if the baseline was run with the same seeds. Personal models have further metrics, each with its mean, its
     lowest 5 %, its worst client and the share harmed. `trend`, for runs that are long enough, is how much the metric
     still rose at the end. `new_*` and `joined_*` are scores of clients that were held out, and their gaps to the
-    participating ones.
+    participating ones. `rank` is the same for methods that differ by what may be chance, `to_best` the difference to
+    the best method with its confidence interval, and `better_than_best` the share of clients in percent whom the method
+    serves better than the best one (see `fedloom.metrics.paired`).
     """
     local = {run.seed: run.views["pre"] for run in runs if run.label == BASELINE}
     rows = []
@@ -71,7 +74,27 @@ def leaderboard(runs: Sequence[RunScores], metric: str = "accuracy") -> list[dic
             for selection in same_method[0].views[view]:
                 rows.append(_row(label, view, selection, same_method, local, metric))
     mean, direction = f"{column_name(metric)}_mean", sign(metric)
-    return sorted(rows, key=lambda row: -direction * row[mean] if row[mean] is not None else math.inf)
+    rows = sorted(rows, key=lambda row: -direction * row[mean] if row[mean] is not None else math.inf)
+    for table in {(row["model"], row["selection"]) for row in rows}:
+        _add_ranks([row for row in rows if (row["model"], row["selection"]) == table], runs, metric)
+    return rows
+
+
+def _add_ranks(rows: list[dict[str, Any]], runs: Sequence[RunScores], metric: str) -> None:
+    """Add ranks to the rows of one model view and selection, which are sorted; if all methods have the same seeds and
+    clients."""
+    scores = [[run.views[row["model"]][row["selection"]] for run in runs if run.label == row["method"]] for row in rows]
+    first = scores[0]
+    same = all(
+        len(mine) == len(first) and all(np.array_equal(a.clients, b.clients) for a, b in zip(mine, first, strict=True))
+        for mine in scores
+    )
+    if not same:
+        return
+    values = [np.stack([score.values for score in mine]) for mine in scores]
+    for row, (rank, found) in zip(rows, ranks(values, sign(metric) > 0), strict=True):
+        row |= {"rank": rank, "to_best": found.difference, "to_best_low": found.low, "to_best_high": found.high}
+        row["better_than_best"] = found.better
 
 
 def _row(

@@ -79,10 +79,11 @@ def convergence_round(values: list[float], tolerance: float = 0.1, share: float 
 
 
 def trend(rounds: list[int], values: list[float], length: int = 20) -> float:
-    """Mean of the values of the last `length` rounds minus that of the `length` rounds before; NaN for shorter runs.
+    """Mean of the values of the last `length` rounds minus that of the `length` rounds before; of a shorter run, of its
+    second half minus the first. NaN if one of them has no value.
 
     values[i] belongs to round rounds[i]; not every round needs to have one.
     """
-    age = np.array(rounds)[-1] - np.array(rounds)
+    age, length = np.array(rounds)[-1] - np.array(rounds), min(length, rounds[-1] // 2)
     late, early = np.array(values)[age < length], np.array(values)[(length <= age) & (age < 2 * length)]
-    return float(late.mean() - early.mean()) if rounds[-1] >= 2 * length and len(early) else math.nan
+    return float(late.mean() - early.mean()) if len(late) and len(early) else math.nan

@@ -94,11 +94,16 @@ def caption(board: Sequence[Row]) -> str:
         f"Test {metric} over clients{' in percent' * in_percent(metric)}, {rounds}. Gain and share of clients harmed "
         "are relative to the same client training alone (local)."
     )
+    if any("rank" in row for row in board):
+        text += (
+            " Methods with the same rank (#) differ by what may be chance: the 95 % confidence interval of the paired "
+            "difference to the first of them, over clients and seeds, contains 0."
+        )
     if any("trend" in row for row in board):
         limit = f"{FLAT:g}" if in_percent(metric) else f"{100 * FLAT_SHARE:g} percent"
         text += (
-            f" A * marks a run that was too short: the mean of its last 20 rounds (trend) is more than {limit} "
-            "off that of the 20 before."
+            " A * marks a run that was too short: the mean of its last 20 rounds (trend; or of its second half) is more "
+            f"than {limit} off that of the rounds before."
         )
     return text
 
@@ -193,7 +198,17 @@ class Table(NamedTuple):
     @property
     def titles(self) -> list[str]:
         """The header."""
-        return ["method", *(title for title, _ in self.columns.values()), *self.costs.values()]
+        first = ["#", "method"] if self.ranked else ["method"]
+        return [*first, *(title for title, _ in self.columns.values()), *self.costs.values()]
+
+    @property
+    def ranked(self) -> bool:
+        """True if methods have ranks."""
+        return any("rank" in row for row in self.rows)
+
+    def first_cells(self, row: Row) -> list[str]:
+        """Rank and name of the method."""
+        return [str(row["rank"]), row["method"]] if self.ranked else [row["method"]]
 
     def cost_cells(self, row: Row) -> list[str]:
         """The cells of the costs, which come after the columns."""
@@ -214,20 +229,24 @@ def to_markdown(board: Sequence[Row]) -> str:
     lines = []
     for table in _tables(board):
         lines += [f"**{table.title}.** {table.about}", ""]
-        lines += ["| " + " | ".join(table.titles) + " |", "|---" + "|--:" * (len(table.titles) - 1) + "|"]
+        lines += ["| " + " | ".join(table.titles) + " |", _alignment(table) + "|"]
         for row in table.rows:
             cells = [format_cell(row, column, with_std) for column, (_, with_std) in table.columns.items()]
-            lines.append("| " + " | ".join([row["method"], *cells, *table.cost_cells(row)]) + " |")
+            lines.append("| " + " | ".join([*table.first_cells(row), *cells, *table.cost_cells(row)]) + " |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _alignment(table: Table) -> str:
+    return "|--:" * table.ranked + "|---" + "|--:" * (len(table.titles) - 1 - table.ranked)
 
 
 def to_latex(board: Sequence[Row]) -> str:
     """LaTeX tables that need `\\usepackage{booktabs}`; the best means and the best lowest 5 % are bold."""
     tables = []
     for table in _tables(board):
-        width = len(table.titles) - 1
-        lines = [r"\begin{table}", r"\centering", r"\begin{tabular}{l" + "r" * width + "}", r"\toprule"]
+        spec = "r" * table.ranked + "l" + "r" * (len(table.titles) - 1 - table.ranked)
+        lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{spec}}}", r"\toprule"]
         lines += [" & ".join(map(_escape_latex, table.titles)) + r" \\", r"\midrule"]
         for row in table.rows:
             cells = []
@@ -235,7 +254,8 @@ def to_latex(board: Sequence[Row]) -> str:
                 text = format_cell(row, column, with_std, r" $\pm$ ")
                 best = column in _bold(table.rows) and row.get(column) == _best(column, table.rows)
                 cells.append(rf"\textbf{{{text}}}" if best else text)
-            lines.append(" & ".join([_escape_latex(row["method"]), *cells, *table.cost_cells(row)]) + r" \\")
+            first = [_escape_latex(cell) for cell in table.first_cells(row)]
+            lines.append(" & ".join([*first, *cells, *table.cost_cells(row)]) + r" \\")
         about = _escape_latex(f"{table.title}. {table.about}")
         lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{about}}}", r"\end{table}", ""]
         tables.append("\n".join(lines))

@@ -105,7 +105,7 @@ def _export_onnx(model: ClientModel, path: Path) -> None:
         operator = re.search(r"(?:aten|prims|fedloom)[.:]+[\w.]+", str(error))
         name = operator[0] if operator else str(error).strip().splitlines()[0]
         raise UserError(f"ONNX has no operator for {name}, which this model uses; use the format torch.") from None
-    with oserror_as_user_error(path):
+    with _quiet(), oserror_as_user_error(path):
         program.save(str(path))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
