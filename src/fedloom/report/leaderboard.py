@@ -102,8 +102,8 @@ def caption(board: Sequence[Row]) -> str:
     if any("trend" in row for row in board):
         limit = f"{FLAT:g}" if in_percent(metric) else f"{100 * FLAT_SHARE:g} percent"
         text += (
-            " A * marks a run that was too short: the mean of its last 20 rounds (trend; or of its second half) is more "
-            f"than {limit} off that of the rounds before."
+            " A * marks a run that was too short: the mean of its last 20 rounds (trend; or of its second half) is "
+            f"more than {limit} off that of the rounds before."
         )
     return text
 
