@@ -63,6 +63,6 @@ def test_the_tutorial_for_a_new_method_is_true(monkeypatch):
     scope: dict = {"__name__": "tutorial"}
     for example in examples:
         exec(compile(example, "new-method.md", "exec"), scope)
-    result = fedloom.run("averaging", server_lr=0.5, rounds=1, clients=4)
+    result = fedloom.run("averaging", eta_g=0.5, rounds=1, clients=4)
     assert result.last()["pre_acc_mean"] > 0
     scope["test_with_a_server_step_of_one_it_is_fedavg"]()

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 
 from fedloom.cli import data, display, models
 from fedloom.cli.console import begin, err, out
-from fedloom.cli.options import with_settings
+from fedloom.cli.options import pairs, with_settings
 from fedloom.core.errors import UserError, is_plain_text, plural, printable, system_error, unknown
 
 app = typer.Typer(
@@ -32,7 +33,8 @@ ConfigDict = dict[str, Any]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the results [runs/NAME-N]", **PLAIN)]
 NoSave = Annotated[bool, typer.Option("--no-save", help="write no files")]
 Resume = Annotated[Path | None, typer.Option("--resume", help="continue what was started in this folder", **PLAIN)]
-Method = Annotated[str | None, typer.Argument(help="method, see 'fedloom list algorithms' [ditto]", show_default=False)]
+METHOD = "method, see 'fedloom list algorithms', or a Python file with one [ditto]"
+Method = Annotated[str | None, typer.Argument(help=METHOD, show_default=False)]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="log the execution plan and the kernels used")]
 
 
@@ -136,7 +138,8 @@ def sweep(
     values = parse_grid(grid or config_grid) if grid or config_grid or not values else values
     numbers = parse_seeds(numbers if seeds is None else seeds)
     merged = combine(saved, config, {"algorithm": algorithm} if algorithm is not None else {})
-    names = ["sweep", algorithm or "ditto", Path(display.dataset_label(config.get("dataset", {}))).stem]
+    method = merged.get("algorithm", {}).get("name", "ditto")
+    names = ["sweep", method, Path(display.dataset_label(config.get("dataset", {}))).stem]
     folder = None if no_save else resume or out_ or _free_folder("-".join(names))
     with display.round_progress(err) as bar:
         result = _interruptible(
@@ -147,6 +150,30 @@ def sweep(
             "sweep", folder,
         )  # fmt: skip
     display.print_sweep(out, result)
+
+
+@app.command()
+def check(
+    method: Annotated[
+        str, typer.Argument(help="Python file with a method, package.module:Class, or a name", metavar="METHOD")
+    ],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="a setting of the method: --set lam=0.5", metavar="KEY=VALUE")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Test a method as FedLoom's own are tested, and say what is wrong with it."""
+    from fedloom.config.methods import find_method
+    from fedloom.core.settings import build
+    from fedloom.studies.method_check import check_method
+
+    begin(verbose)
+    cls = find_method(method)
+    verdict = check_method(build(cls, pairs(set_ or []), f"algorithm '{cls.name}'"))
+    display.print_verdict(out, verdict, json)
+    if not verdict.ok:
+        raise typer.Exit(1)
 
 
 KINDS = ("algorithms", "datasets", "models", "partitions", "presets")
@@ -232,8 +259,22 @@ def run_command() -> None:
         from fedloom.device.memory import is_out_of_memory
 
         if not is_out_of_memory(error):
+            _exit_for_author(error)
             raise
         _exit_with_message("There is not enough memory for this; use a smaller model, less data or fewer epochs.")
+    except Exception as error:
+        _exit_for_author(error)
+        raise
+
+
+def _exit_for_author(error: Exception) -> None:
+    """If an error is one of a user's own method, report it in one sentence; with -v, after the traceback."""
+    from fedloom.config.methods import blame
+
+    if (sentence := blame(error)) is not None:
+        if {"-v", "--verbose"} & set(sys.argv):
+            traceback.print_exception(error)
+        _exit_with_message(f"{sentence}.")
 
 
 def _check_surroundings() -> None:

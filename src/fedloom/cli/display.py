@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from fedloom.studies.compare import Comparison
     from fedloom.studies.execute import OnRound
+    from fedloom.studies.method_check import Verdict
     from fedloom.studies.result import Result
     from fedloom.studies.sweep import Sweep
 
@@ -469,3 +470,16 @@ def _default(value: Any) -> str:
     if isinstance(value, tuple):
         return "/".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else _cell(value)
+
+
+def print_verdict(console: Console, verdict: Verdict, as_json: bool) -> None:
+    """Print what the checks of a method found, one line each, and the verdict."""
+    if as_json:
+        console.print_json(json.dumps(verdict.to_json()))
+        return
+    width = max(len(finding.name) for finding in verdict.findings)
+    for finding in verdict.findings:
+        mark, style = {True: ("ok", "green"), False: ("failed", "bold red"), None: ("-", "dim")}[finding.ok]
+        line = Text.assemble((f"{mark:<8}", style), f"{finding.name:<{width}}  {finding.sentence}")
+        console.print(line, soft_wrap=True)
+    console.print(Text(verdict.sentence, "bold"), soft_wrap=True)

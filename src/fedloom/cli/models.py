@@ -125,10 +125,13 @@ def _predictions(
 def _open(run: Path, method: str | None, seed: int | None) -> Result:
     from fedloom.studies.compare import Comparison
     from fedloom.studies.load import load
+    from fedloom.studies.sweep import Sweep
 
     found = load(run)
     if isinstance(found, Comparison):
         return found.run(method, seed)
+    if isinstance(found, Sweep):
+        raise UserError(f"{run} is a sweep; give the folder of one of its runs, or run its best combination.")
     if method is not None or seed is not None:
         raise UserError(f"--method and --seed are for comparisons, but {run} is a single run.")
     return found

@@ -1,14 +1,19 @@
 """The keyword arguments that `fedloom.run`, `fedloom.compare` and `fedloom.sweep` all take, documented once."""
 
 import dataclasses
+import functools
 import inspect
+import os
 import textwrap
 import typing
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fedloom.config.resolve import AlgorithmLike, Config, DatasetLike, configure
 from fedloom.config.settings import Settings
+from fedloom.core.federation import Federation
+from fedloom.data.dataset import Dataset
+from fedloom.data.sets.own import Given
 from fedloom.metrics.registry import add_metric
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,10 +49,17 @@ def keywords(without: tuple[str, ...] = ()) -> dict[str, tuple[str, str]]:
 
 
 def takes_settings(*without: str) -> Callable[[F], F]:
-    """Let `help()` and signatures show these keywords for a function with `**settings`."""
+    """Let `help()` and signatures show these keywords for a function with `**settings`. If its second argument,
+    `dataset`, is an object with data, it is read once for all runs."""
 
-    def decorate(function: F) -> F:
-        named, signature = keywords(without), inspect.signature(function)
+    def decorate(original: F) -> F:
+        @functools.wraps(original)
+        def function(*given: Any, **named: Any) -> Any:
+            given = tuple(_given(value) if i == 1 else value for i, value in enumerate(given))
+            named = {name: _given(value) if name == "dataset" else value for name, value in named.items()}
+            return original(*given, **named)
+
+        named, signature = keywords(without), inspect.signature(original)
         *first, rest = signature.parameters.values()
         keyword, default = inspect.Parameter.KEYWORD_ONLY, _Default()
         more = [inspect.Parameter(k, keyword, default=default, annotation=hint) for k, (hint, _) in named.items()]
@@ -56,9 +68,13 @@ def takes_settings(*without: str) -> Callable[[F], F]:
         lines = [textwrap.fill(f"{k}: {text}", 116, subsequent_indent="    ") for k, (_, text) in named.items()]
         listed = textwrap.indent("\n".join(lines), "    ")
         function.__doc__ = f"{about.rstrip()}\n\n{HEADING}\n{listed}\n" + (f"\n>>>{example}\n" if example else "")
-        return function
+        return cast(F, function)
 
     return decorate
+
+
+def _given(dataset: DatasetLike) -> DatasetLike:
+    return dataset if isinstance(dataset, str | os.PathLike | Dataset | Federation) else Given(dataset)
 
 
 def from_keywords(algorithm: AlgorithmLike, dataset: DatasetLike, settings: dict[str, Any]) -> Config:

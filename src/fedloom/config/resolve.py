@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from fedloom.config.files import SECTIONS, ConfigDict, check_per_method
+from fedloom.config.methods import FROM, find_method, is_place, load_method, load_recorded, place_of
 from fedloom.config.settings import Settings
 from fedloom.core.algorithm import ALGORITHMS, Algorithm
 from fedloom.core.errors import UserError, check_path, is_plain_text, nearest, shown
@@ -22,15 +23,16 @@ from fedloom.core.federation import Federation
 from fedloom.core.settings import build, fields
 from fedloom.data.dataset import DATASETS, Dataset
 from fedloom.data.partitions import PARTITIONS, Natural, Partition
-from fedloom.data.sets.own import OwnData, user_data_path
+from fedloom.data.sets.own import Given, ObjectData, OwnData, user_data_path
 from fedloom.metrics.registry import usual_metric
 from fedloom.models.zoo import MODELS, Model
 
 AlgorithmLike = str | Algorithm | type[Algorithm]
-DatasetLike = str | Path | Dataset | Federation
+DatasetLike = Any  # a name, a path, a Dataset, a Federation, or what `ObjectData` takes
 ModelLike = str | Model | nn.Module | Callable[[], nn.Module]
 VARIANT = "variant"  # a key that stands for several settings of a method
 NOT_SETTINGS = ("data_dir", "head")  # keys of a config dict that are neither settings nor sections
+LOCATIONS = ("data_dir", "dataset.path", f"algorithm.{FROM}", "method_files")  # which a continued run may change
 # what other libraries call a setting, for the suggestion of an unknown name
 SYNONYMS = {
     "learning_rate": "lr", "eta": "lr", "local_lr": "lr", "step_size": "lr",
@@ -73,17 +75,21 @@ def configure(
     """Check names and values. A bare key belongs to the run, the method, the data set, the partition or the model,
     whichever has it; `partition.k` names one where two have the same."""
     values = dict(values or {})
+    algorithm = find_method(algorithm) if isinstance(algorithm, str) else algorithm
     method = algorithm if isinstance(algorithm, type) else type(algorithm)
     if issubclass(method, Algorithm) and "name" not in vars(method):  # records would call it by another's name
         raise UserError(f"The method {method.__name__} has no name of its own; write name = '...' in its class.")
     if (path := user_data_path(dataset)) is not None or isinstance(dataset, Path):
         dataset, values = OwnData.name, {"dataset.path": path, **values}
+    elif not isinstance(dataset, str | Dataset | Federation):
+        given = dataset if isinstance(dataset, Given) else Given(dataset)
+        dataset, values = ObjectData, {"dataset.given": given, **values}
     if isinstance(dataset, Federation):
         data_class: Any = None
         best: tuple[str, str, dict[str, Any]] = ("mlp", "natural", {"metric": usual_metric(dataset.kind)})
     else:
-        data_class = DATASETS[dataset] if isinstance(dataset, str) else type(dataset)
-        best = _defaults(data_class, values) if isinstance(dataset, str) else dataset.defaults()
+        data_class = DATASETS[dataset] if isinstance(dataset, str) else dataset
+        best = dataset.defaults() if isinstance(dataset, Dataset) else _defaults(data_class, values)
     defaults = dict(best[2])
     model = model if model is not None else best[0]
     partition = partition if partition is not None else best[1]
@@ -91,7 +97,7 @@ def configure(
     if partition == best[1]:
         values = {**of_partition, **values}
     owners: dict[str, Any] = {
-        "algorithm": ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm,
+        "algorithm": algorithm,
         "dataset": data_class if isinstance(dataset, str) else dataset,
         "partition": PARTITIONS[partition] if isinstance(partition, str) else partition,
         "model": MODELS[model] if isinstance(model, str) else model,
@@ -130,7 +136,7 @@ def _with_natural_clients(config: Config, asked: bool) -> Config:
 def _wrong_clients(data: Dataset | Federation, found: int, asked: int) -> UserError:
     name, remedy = "The federation", f"set clients={found}"
     if isinstance(data, Dataset):
-        name = Path(data.path).name if isinstance(data, OwnData) else f"Data set '{data.name}'"
+        name = (Path(data.path).name or "The data set") if isinstance(data, OwnData) else f"Data set '{data.name}'"
         more = f"{remedy} and subset={asked} to keep {asked} of them"
         remedy = more if asked < found else f"{remedy}, or another partition such as iid"
         remedy = f"set {setting}={asked}, too" if (setting := data.clients_setting) else remedy
@@ -209,10 +215,23 @@ def combine(*configs: Mapping[str, Any]) -> ConfigDict:
 
 
 def _section(section: str, value: Any) -> dict[str, Any]:
+    if section == "algorithm":
+        return _method_section(value)
     if not isinstance(value, str):
         return dict(value)
     path = user_data_path(value) if section == "dataset" else None
     return {"name": value} if path is None else {"name": OwnData.name, "path": path}
+
+
+def _method_section(value: Any) -> dict[str, Any]:
+    """A method that is given by its place has its name in the section, too."""
+    section = {"name": value} if isinstance(value, str) else dict(value)
+    name = section.get("name")
+    if not isinstance(name, str) or not is_place(name):
+        return section
+    cls = load_method(name)
+    place = place_of(cls)
+    return {**section, "name": cls.name, **({} if place is None else {FROM: place})}
 
 
 def _override(special: Mapping[str, dict[str, Any]], names: Iterable[str]) -> None:
@@ -231,6 +250,8 @@ def resolve(config: Mapping[str, Any]) -> Config:
     names: dict[str, Any] = {}
     asked = combine(config)
     method = str(asked.get("algorithm", {}).get("name", "ditto"))
+    if FROM in asked.get("algorithm", {}):
+        load_recorded(method, asked["algorithm"].pop(FROM))  # from now on it is registered
     special = asked.pop("per_method", {})
     for name in special:
         ALGORITHMS[str(name)]  # raises UserError for an unknown one
@@ -262,8 +283,12 @@ def describe(config: Config) -> ConfigDict:
     described: ConfigDict = {}
     for section in SECTIONS:
         thing = getattr(config, section)
-        if isinstance(thing, Algorithm | Dataset | Partition | Model):
+        if isinstance(thing, ObjectData):
+            described[section] = thing.described()
+        elif isinstance(thing, Algorithm | Dataset | Partition | Model):
             described[section] = {"name": thing.name, **_plain(thing)}
+            if isinstance(thing, Algorithm) and (place := place_of(type(thing))) is not None:
+                described[section][FROM] = place
         else:
             described[section] = {"name": getattr(thing, "__name__", type(thing).__name__), "own": True}
     described |= _plain(config.settings)
@@ -279,8 +304,10 @@ def described(section: str, config: Mapping[str, Any]) -> Algorithm | Model:
     if about.get("own") is True:
         name = about.get("name")
         raise UserError(f"The {section} '{name}' was made in Python; give it to fedloom.load(FOLDER, {section}=...).")
+    if FROM in about:
+        load_recorded(about["name"], about[FROM])
     known: Any = {"algorithm": ALGORITHMS, "model": MODELS}[section]
-    values = {key: value for key, value in about.items() if key != "name"}
+    values = {key: value for key, value in about.items() if key not in ("name", FROM)}
     return build(known[about["name"]], values, f"{section} '{about['name']}'")
 
 
@@ -300,11 +327,12 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first setting in which two config dicts differ, with both values; the location of the data does not count."""
+    """The first setting in which two config dicts differ, with both values; the location of data and methods does not
+    count."""
     default = _plain(Settings())  # for settings that did not exist when a run was started
     default["clients"] = new.get("clients")  # of a run whose data fix them, see `parse_config`
     a, b = ({**default, **flat(config)} for config in (old, new))
     for key in [*flat(old), *flat(new)]:
-        if key not in ("data_dir", "dataset.path") and a.get(key) != b.get(key):
+        if key not in LOCATIONS and a.get(key) != b.get(key):
             return key, a.get(key), b.get(key)
     return None

@@ -84,7 +84,7 @@ class Scaling:
     fill: Literal["mean", "zero"] | None = None  # what NaN becomes; None if there is none
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """The samples of all clients, who owns them and what each is for.
 
@@ -113,6 +113,13 @@ class Federation:
     def __post_init__(self) -> None:
         both = channel_tensors(self.mean, self.std, self.x.dim() - 1, self.dtype)
         object.__setattr__(self, "channels", tuple(to_device(self.device, values) for values in both))
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.x.shape[1:])) or "a number"
+        what = {"classes": f"{self.classes} classes", "labels": f"{self.classes} labels", "number": "a number"}
+        sizes = ", ".join(f"{int(rows.sizes.sum())} {name}" for name, rows in self.splits.items())
+        held = f" and {self.held_out} held out" if self.held_out else ""
+        return f"Federation({self.clients} clients{held}, samples of {shape}: {sizes}; target: {what[self.kind]})"
 
     @property
     def clients(self) -> int:

@@ -1,7 +1,7 @@
 """Checks that a method keeps the contract, before training: which functions it has, and what they return.
 
-One client makes one step of each phase, and one round is aggregated. Whatever an author's function does wrong becomes one
-sentence with the function's name.
+One client makes one step of each phase, and one round is aggregated. Whatever an author's function does wrong becomes
+one sentence with the function's name.
 """
 
 import dataclasses
@@ -128,7 +128,9 @@ class Contract:
 
     def _phases(self, name: str, phases: Any) -> None:
         if not isinstance(phases, Sequence) or not all(isinstance(phase, Phase) for phase in phases):
-            raise UserError(f"{name} of '{self.alg.name}' returned {shown(phases)}; return a list of Phase(step, epochs).")
+            raise UserError(
+                f"{name} of '{self.alg.name}' returned {shown(phases)}; return a list of Phase(step, epochs)."
+            )
 
     def _call(self, function: Callable[[], Any], names: str = "") -> Any:
         """The function's result. Raises UserError, naming the author's function, for what goes wrong in it."""

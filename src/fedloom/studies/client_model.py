@@ -117,6 +117,14 @@ class ClientModel(nn.Module):
         data = Federation(nothing, y, len(self.classes), {}, targets=targets)
         return Task(data, network)  # type: ignore[arg-type]
 
+    def __repr__(self) -> str:
+        about, count = self.preprocessing, sum(p.numel() for p in self.network.parameters())
+        shape = "x".join(map(str, about.shape))
+        takes = f"{len(about.columns)} columns" if about.columns else f"{about.kind} {shape}"
+        names = ", ".join(about.classes[:5]) + ", ..." * (len(about.classes) > 5)
+        what = "the number" if self.predicts_numbers else about.target
+        return f"ClientModel({self.algorithm.name}, {count} parameters, takes {takes}, predicts {what} {names})"
+
     @torch.no_grad()
     def probabilities(self, samples: Any) -> Tensor:
         """The probability of each class or label, one row per sample. Outputs that stand for no class do not count."""

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from fedloom.config.files import ConfigDict, read_config
 from fedloom.config.keywords import from_keywords, takes_settings
+from fedloom.config.methods import load_recorded, place_of, split_settings
 from fedloom.config.resolve import AlgorithmLike, Config, DatasetLike, combine, describe, resolve
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError, shown, unknown
@@ -38,16 +39,18 @@ from fedloom.runs.directory import RunDirectory
 from fedloom.runs.folders import open_manifest
 from fedloom.studies.client_model import ClientModel
 from fedloom.studies.execute import OnRound
+from fedloom.studies.frames import data_frame
 from fedloom.studies.models import When
 from fedloom.studies.result import Result, load_run
 from fedloom.studies.study import Study, parse_seeds, refuse_seed, run_folder
 
 METHODS = (BASELINE, "fedavg", "fedrep", "ditto")
 FILE = "compare.yaml"
+METHOD_FILES = "method_files"  # key of that file: names and places of methods that are not registered
 OnMethod = Callable[[str, Sequence[int], int, int], OnRound | None]  # label, seeds, methods done, methods in all
 
 
-@dataclass
+@dataclass(repr=False)
 class Comparison:
     """The result of a comparison. `board` has one row per method, view of the model and selected round."""
 
@@ -60,6 +63,21 @@ class Comparison:
         best on validation data (`selection="validation"`) if there are such data, else of the last round (`"last"`)."""
         selection = selection or shown_selection(self.board)
         return [row for row in self.board if row["model"] == model and row["selection"] == selection]
+
+    def __repr__(self) -> str:
+        rows, metric = self.rows(), self.config.get("metric", "accuracy")
+        column = f"{column_name(metric)}_mean"
+        words = [
+            f"{len(self.config['methods'])} methods on {self.config['dataset']['name']}",
+            f"seeds {', '.join(map(str, self.config['seeds']))}",
+        ]
+        if rows and rows[0].get(column) is not None:
+            words.append(f"first {rows[0]['method']} with {metric} mean {rows[0][column]:.4g}")
+        return f"Comparison({', '.join([*words, *([str(self.folder)] if self.folder else [])])})"
+
+    def to_pandas(self, model: str = "pre", selection: str | None = None) -> Any:
+        """The leaderboard as a `pandas.DataFrame`, see `rows`. Needs pandas: `pip install 'fedloom[pandas]'`."""
+        return data_frame(self.rows(model, selection))
 
     def run(self, method: str | None = None, seed: int | None = None) -> Result:
         """The results of one run: of a method, as the leaderboard names it (by default the one that is ranked first),
@@ -136,13 +154,21 @@ def configurations(methods: Iterable[str], config: Mapping[str, Any]) -> list[Co
 
 
 def read_comparison(folder: Path) -> tuple[list[str], list[int], ConfigDict]:
-    """Methods, seeds and configuration of the comparison in a folder."""
+    """Methods, seeds and configuration of the comparison in a folder, to continue it."""
+    found = _stored(folder)
+    for place in found.pop(METHOD_FILES, []):
+        name, _, where = str(place).partition(" ")
+        load_recorded(name, where)  # from now on it is registered
+    return found.pop("methods"), found.pop("seeds"), found
+
+
+def _stored(folder: Path) -> ConfigDict:
     open_manifest(folder, FILE)
     config = read_config(folder / FILE)
     methods, seeds = config.pop("methods", None), config.pop("seeds", None)
     if not isinstance(methods, list) or not isinstance(seeds, list):
         raise UserError(f"{folder} is damaged: compare.yaml does not list methods and seeds.")
-    return parse_methods(methods), parse_seeds(seeds), config
+    return {"methods": parse_methods(methods), "seeds": parse_seeds(seeds), **config}
 
 
 def carry_out(
@@ -208,11 +234,6 @@ def _finished(folder: Path, name: str, seed: int) -> bool:
     return True
 
 
-def _stored(folder: Path) -> ConfigDict:
-    methods, seeds, config = read_comparison(folder)
-    return {"methods": methods, "seeds": seeds, **config}
-
-
 def _labelled(configs: Sequence[Config]) -> dict[str, Config]:
     """Configurations by label, with Local first if it is not among them."""
     if not configs:
@@ -239,7 +260,11 @@ def _describe(entries: Mapping[str, Config], seeds: Sequence[int]) -> ConfigDict
         parse_method(name)["name"]: {k: v for k, v in config.items() if v != common[k]} for name, config in each.items()
     }
     special = {method: values for method, values in special.items() if values}
-    return {"methods": list(entries), "seeds": list(seeds), **common, **({"per_method": special} if special else {})}
+    methods = {type(config.algorithm) for config in entries.values()}
+    places = sorted(f"{cls.name} {place}" for cls in methods if (place := place_of(cls)) is not None)
+    more: ConfigDict = {METHOD_FILES: places} if places else {}
+    more |= {"per_method": special} if special else {}
+    return {"methods": list(entries), "seeds": list(seeds), **common, **more}
 
 
 def label(algorithm: Algorithm) -> str:
@@ -265,10 +290,10 @@ def parse_methods(methods: Any) -> list[str]:
 
 
 def parse_method(text: str) -> dict[str, Any]:
-    """`ditto:lam=0.5,personal_epochs=2` as the section `algorithm` of a config dict."""
-    name, colon, rest = text.partition(":")
+    """`ditto:lam=0.5,personal_epochs=2` or `./my_method.py:lam=0.5` as the section `algorithm` of a config dict."""
+    name, rest = split_settings(text.strip())
     section: dict[str, Any] = {"name": name.strip()}
-    for item in rest.split(",") if colon else ():
+    for item in rest.split(",") if rest is not None else ():
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
             raise UserError(

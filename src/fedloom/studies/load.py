@@ -1,19 +1,21 @@
-"""Opening what was kept: a run or a comparison, by its folder."""
+"""Opening what was kept: a run, a comparison or a sweep, by its folder."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedloom.core.errors import UserError, check_path
 from fedloom.runs.directory import CONFIG
-from fedloom.studies import compare
+from fedloom.studies import compare, sweep
 from fedloom.studies.compare import Comparison
 from fedloom.studies.result import Result, load_run
+from fedloom.studies.sweep import Sweep
 
 
-def load(folder: str | Path, *, algorithm: Any = None, model: Any = None) -> Result | Comparison:
-    """The results in the folder of a run or of a comparison; of a run that is not finished, what is recorded so far.
+def load(folder: str | Path, *, algorithm: Any = None, model: Any = None) -> Result | Comparison | Sweep:
+    """The results in the folder of a run, a comparison or a sweep; of an unfinished run, what is recorded so far.
 
     Args:
         folder: where the results were kept (`out`).
@@ -27,8 +29,13 @@ def load(folder: str | Path, *, algorithm: Any = None, model: Any = None) -> Res
     """
     check_path(folder)
     path = Path(folder)
-    if (path / compare.FILE).exists() and not (path / CONFIG).exists():
-        if algorithm is not None or model is not None:
-            raise UserError(f"{path} is a comparison; give algorithm and model when you load one of its runs.")
-        return compare.load_comparison(path)
+    studies: dict[str, tuple[str, Callable[[Path], Comparison | Sweep]]] = {
+        compare.FILE: ("comparison", compare.load_comparison),
+        sweep.FILE: ("sweep", sweep.load_sweep),
+    }
+    for file, (what, load_study) in studies.items():
+        if (path / file).exists() and not (path / CONFIG).exists():
+            if algorithm is not None or model is not None:
+                raise UserError(f"{path} is a {what}; give algorithm and model when you load one of its runs.")
+            return load_study(path)
     return load_run(path, {"algorithm": algorithm, "model": model})

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from fedloom.config.files import ConfigDict
 from fedloom.core.algorithm import Algorithm
-from fedloom.core.errors import UserError, nearest, shown
+from fedloom.core.errors import UserError, nearest, shown, unknown
 from fedloom.core.tree import Tree
 from fedloom.engine.simulation import Simulation
 from fedloom.metrics.registry import column_name, sign
@@ -21,14 +21,17 @@ from fedloom.metrics.scores import convergence_round
 from fedloom.runs.directory import RunDirectory
 from fedloom.runs.records import Records, Row
 from fedloom.studies.client_model import ClientModel
+from fedloom.studies.frames import data_frame
 from fedloom.studies.models import Models, ModelsInMemory, ModelsOnDisk, When, client_index
 
 VIEWS = ("pre", "post", "global")
+NO_METRICS = "This run has no metrics yet, or was made by an older FedLoom; continue it, or run it again."
+TableName = Literal["rounds", "clients", "reports", "timings", "metrics"]
 # for classes, labels and numbers: a model that beats the baseline in one of these metrics has learnt something
 RELEVANT = (("accuracy", "balanced_accuracy"), ("accuracy", "macro_f1"), ("rmse",))
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """The results of a run.
 
@@ -48,6 +51,28 @@ class Result:
     folder: Path | None = None
     simulation: Simulation | None = field(default=None, repr=False)  # of a run in memory
     own: dict[str, Any] = field(default_factory=dict, repr=False)  # algorithm and model that were made in Python
+
+    def __repr__(self) -> str:
+        method, data = (self.config[section]["name"] for section in ("algorithm", "dataset"))
+        words = [f"{method} on {data}", f"{self.config.get('clients')} clients"]
+        if self.rounds:
+            row, name = self.last(), column_name(self.metric)
+            words.append(f"round {row['round']} of {self.config.get('rounds')}")
+            shown_as = {"mean": "mean", "low5": "lowest 5 %" if sign(self.metric) > 0 else "worst 5 %"}
+            scores = [(about, row.get(f"pre_{name}_{key}")) for key, about in shown_as.items()]
+            known = [f"{about} {value:.4g}" for about, value in scores if value is not None]
+            words += [f"{self.metric} {' '.join(known)}"] if known else []
+        return f"Result({', '.join([*words, *([str(self.folder)] if self.folder else [])])})"
+
+    def to_pandas(self, table: TableName = "rounds") -> Any:
+        """One of the tables as a `pandas.DataFrame`: rounds, clients, reports, timings or metrics (all metrics per
+        client of the rounds that are kept). Needs pandas: `pip install 'fedloom[pandas]'`."""
+        if table not in get_args(TableName):
+            raise unknown("table", table, get_args(TableName))
+        found = getattr(self, table)
+        if found is None:
+            raise UserError(NO_METRICS)
+        return data_frame(found)
 
     def model(self, client: int | str, when: When = "best") -> ClientModel:
         """The model that a client predicts with, as a `torch.nn.Module` in evaluation mode.
@@ -185,9 +210,7 @@ class Result:
         """All metrics of every evaluated client: of the model that `model` returns, or of a baseline that always
         predicts the most frequent class among the client's training samples (for numbers, their mean)."""
         if self.metrics is None:
-            raise UserError(
-                "This run has no metrics yet, or was made by an older FedLoom; continue it, or run it again."
-            )
+            raise UserError(NO_METRICS)
         if when not in ("best", "last", "baseline"):
             raise UserError(f"when cannot be '{shown(when)}'; {nearest(str(when), ('best', 'last', 'baseline'))}")
         wanted = 0 if when == "baseline" else self._round(when)

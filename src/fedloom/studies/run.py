@@ -26,7 +26,8 @@ def run(
 
     Args:
         algorithm: the method, a name (see `fedloom list algorithms`), an `Algorithm` class or instance.
-        dataset: a data set's name, a path to your own data, a `Federation` or a `Dataset`.
+        dataset: a data set's name, a path to your own data, a `Federation`, a `Dataset`, or data in Python: a data
+            frame, a torch or Hugging Face data set, or a dictionary of them by client.
         out: folder in which everything is kept; without it, nothing is written.
         resume: continue the run in `out`.
         on_round: called after every round with the rounds done, the rounds in all and the row of an evaluated round.

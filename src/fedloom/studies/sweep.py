@@ -28,11 +28,13 @@ from fedloom.metrics.leaderboard import over_seeds
 from fedloom.metrics.registry import column_name, sign
 from fedloom.report.leaderboard import to_csv
 from fedloom.report.sweep import columns, to_markdown
+from fedloom.runs.directory import RunDirectory
 from fedloom.runs.folders import open_manifest
 from fedloom.studies.build import eval_client_ids
 from fedloom.studies.execute import OnRound
-from fedloom.studies.result import Result
-from fedloom.studies.study import Study, check_size, parse_seeds, refuse_seed, stackable_groups
+from fedloom.studies.frames import data_frame
+from fedloom.studies.result import Result, load_run
+from fedloom.studies.study import Study, check_size, parse_seeds, refuse_seed, run_folder, stackable_groups
 
 # settings that define the task, so their values cannot be ranked
 TASK = ("clients", "partition_seed", "split", "pool", "subset", "server_share", "holdout_clients", "eval_clients")
@@ -43,7 +45,7 @@ Grid = Mapping[str, Iterable[Any]]
 Combination = dict[str, Any]
 
 
-@dataclass
+@dataclass(repr=False)
 class Sweep:
     """The result of a sweep. `table` has one row per combination, the best on validation data first."""
 
@@ -52,9 +54,22 @@ class Sweep:
     command: str | None = None  # that runs the best combination
     folder: Path | None = None
 
+    def __repr__(self) -> str:
+        metric, best = self.config.get("metric", "accuracy"), self.best()
+        method, data = (self.config[section]["name"] for section in ("algorithm", "dataset"))
+        searched = [str(item).partition("=")[0] for item in self.config["grid"]]
+        found = ", ".join(f"{key}={best[key]}" for key in searched if key in best)
+        score = best.get(f"val_{column_name(metric)}_mean", math.nan)
+        words = [f"{method} on {data}", f"{len(self.table)} combinations", f"best {found} with {metric} {score:.4g}"]
+        return f"Sweep({', '.join(words)} on validation data{f', {self.folder}' if self.folder else ''})"
+
     def best(self) -> dict[str, Any]:
         """The best combination, with its scores."""
         return self.table[0]
+
+    def to_pandas(self) -> Any:
+        """The table as a `pandas.DataFrame`. Needs pandas: `pip install 'fedloom[pandas]'`."""
+        return data_frame(self.table)
 
 
 @takes_settings("seed")
@@ -73,7 +88,8 @@ def sweep(
 
     Args:
         algorithm: the method, a name, an `Algorithm` class or instance.
-        dataset: a data set's name, a path to your own data, a `Federation` or a `Dataset`.
+        dataset: a data set's name, a path to your own data, a `Federation`, a `Dataset`, or data in Python: a data
+            frame, a torch or Hugging Face data set, or a dictionary of them by client.
         grid: a list of values for every setting that is searched, such as `{"lr": [0.01, 0.1]}`.
         seeds: how many, or which.
         out: folder in which everything is kept; without it, nothing is written.
@@ -194,20 +210,55 @@ def carry_out(
 
     with study.opened(out, resume) as (folder, data):
         scores = {place: _score(result) for place, result in study.execute(folder, data, on_study_group)}
-        table = []
-        for place, combination in enumerate(combinations):
-            of_seeds = range(place * len(seeds), (place + 1) * len(seeds))
-            table.append({**combination, **_row([scores[i] for i in of_seeds])})
         metric = study.config["metric"]
-        column, direction = f"val_{column_name(metric)}_mean", sign(metric)
-        order = sorted(range(len(table)), key=lambda i: (-direction * table[i][column], table[i]["val_loss"]))
+        table, order = _ranked(combinations, scores, len(seeds), metric)
         best = order[0] * len(seeds)
         command = _command(runs[best], study.path(folder, best))
-        found = Sweep(study.config, [table[place] for place in order], command, folder)
+        found = Sweep(study.config, table, command, folder)
         if folder is not None:
             texts = {"sweep.csv": to_csv(found.table), "sweep.md": to_markdown(found.table, list(grid), metric)}
             study.write(folder, texts)
     return found
+
+
+def load_sweep(folder: Path) -> Sweep:
+    """The sweep in a folder, which must be finished."""
+    grid, seeds, config = read_sweep(folder)
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    scores: dict[int, dict[str, float]] = {}
+    for place, combination in enumerate(combinations):
+        name = ",".join(f"{key}={value}" for key, value in combination.items())
+        for number, seed in enumerate(seeds):
+            path = run_folder(folder, name, seed)
+            if not RunDirectory(path).finished:
+                raise UserError(f"{folder} is not finished; continue the sweep with --resume {folder}.")
+            result = load_run(path)
+            scores[place * len(seeds) + number] = _score(result)
+        combinations[place] = {key: _value(key, text, result.config) for key, text in combination.items()}
+    table, order = _ranked(combinations, scores, len(seeds), config.get("metric", "accuracy"))
+    best = next(itertools.islice(itertools.product(*grid.values()), order[0], None))
+    name = ",".join(f"{key}={value}" for key, value in zip(grid, best, strict=True))
+    command = _command_of_folder(config, run_folder(folder, name, seeds[0]))
+    return Sweep(_stored(folder), table, command, folder)
+
+
+def _value(key: str, text: str, config: ConfigDict) -> Any:
+    """The value of a setting in the configuration of a run, as which its text in the grid was read."""
+    known = flat(config)
+    return next((known[k] for k in (key, *(f"{section}.{key}" for section in SECTIONS)) if k in known), text)
+
+
+def _ranked(
+    combinations: Sequence[Combination], scores: Mapping[int, dict[str, float]], seeds: int, metric: str
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows of the table, the best first, and the places of their combinations."""
+    table = [
+        {**combination, **_row([scores[i] for i in range(place * seeds, (place + 1) * seeds)])}
+        for place, combination in enumerate(combinations)
+    ]
+    column, direction = f"val_{column_name(metric)}_mean", sign(metric)
+    order = sorted(range(len(table)), key=lambda i: (-direction * table[i][column], table[i]["val_loss"]))
+    return [table[place] for place in order], order
 
 
 def _check_validation(config: Config, data: Federation) -> None:
@@ -260,9 +311,9 @@ def _row(scores: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 def _command(config: Config, folder: Path | None) -> str | None:
     """The command that runs this configuration; None if it has Python objects."""
-    if folder is not None:
-        return shlex.join(["fedloom", "run", "--config", str(folder / "config.yaml")])
     asked = describe(config)
+    if folder is not None:
+        return _command_of_folder(asked, folder)
     if any(asked[section].get("own") is True for section in SECTIONS):
         return None
     method, data = asked["algorithm"]["name"], asked["dataset"]
@@ -274,6 +325,13 @@ def _command(config: Config, folder: Path | None) -> str | None:
         elif value != default.get(key):
             words += [f"--{key.replace('_', '-')}", value] if key in NAMED else ["--set", f"{key}={_written(value)}"]
     return shlex.join(["fedloom", "run", method, *words])
+
+
+def _command_of_folder(config: ConfigDict, folder: Path) -> str | None:
+    """The command that repeats the run in a folder; None if it has Python objects."""
+    if any(config[section].get("own") is True for section in SECTIONS):
+        return None
+    return shlex.join(["fedloom", "run", "--config", str(folder / "config.yaml")])
 
 
 def _written(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""The data set `own`: a user's data (tables, images, arrays, a Hugging Face data set) at a path."""
+"""The data set `own`: a user's data (tables, images, arrays, a Hugging Face data set) at a path, or in Python."""
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from fedloom.core.settings import setting
 from fedloom.data.dataset import DATASETS, Dataset, RawDataset
 from fedloom.data.user_data.issues import Issues
 from fedloom.data.user_data.layout import file_kind, walk
+from fedloom.data.user_data.python_objects import data_name, samples_from_object
 from fedloom.data.user_data.read import read_samples
 from fedloom.data.user_data.samples import Samples
 
@@ -51,6 +52,10 @@ class OwnData(Dataset):
     words: int | None = setting(None, "words in the vocabulary, the most frequent; others are unknown [all]", low=1)
     length: int | None = setting(None, "words of a text; longer ones are cut [the longest, up to 200]", low=1)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if cls.name != OwnData.name:  # `ObjectData` has no name of its own that users could write
+            super().__init_subclass__(**kwargs)
+
     def __post_init__(self) -> None:
         if self.path:  # absolute, so that a run can be resumed from another folder
             object.__setattr__(self, "path", os.path.abspath(os.path.expanduser(self.path)))
@@ -58,7 +63,8 @@ class OwnData(Dataset):
     def load(self, data_dir: Path | None, clients: int, seed: int) -> RawDataset:
         """Read the samples at the path."""
         if data_dir is not None:
-            raise UserError(f"--data-dir is for data sets with a name, not for your own at {self.path}.")
+            at = f" at {self.path}" if self.path else ""
+            raise UserError(f"--data-dir is for data sets with a name, not for your own{at}.")
         return self._read().to_raw_dataset()
 
     def defaults(self) -> tuple[str, str, dict[str, Any]]:
@@ -82,6 +88,40 @@ class OwnData(Dataset):
             samples = read_samples(self, Issues())
             cache_samples(self, samples)
         return samples
+
+
+class Given:
+    """An object with a user's data, and the samples that were read from it: once for all runs of a call."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self._options: OwnData | None = None
+        self._samples: Samples | None = None
+
+    def samples(self, options: OwnData) -> Samples:
+        """The samples of the object, read with these settings."""
+        if self._samples is None or self._options != options:
+            self._samples, self._options = samples_from_object(self.data, options, Issues()), options
+        return self._samples
+
+
+@dataclass(frozen=True)
+class ObjectData(OwnData):
+    """A user's data in Python: a data frame, torch data sets, arrays; with the same settings as files."""
+
+    given: Any = setting(None, "the object, as `Given`")  # noqa: RUF009
+
+    def described(self) -> dict[str, Any]:
+        """What a run directory records: the type of the object, and settings that are not the defaults."""
+        changed = {f.name: v for f in fields(self) if f.name != "given" and (v := getattr(self, f.name)) != f.default}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
+        return {"name": data_name(self.given.data), "own": True, **plain}
+
+    def _read(self) -> Samples:
+        for name in ("path", "delimiter"):
+            if getattr(self, name):
+                raise UserError(f"{name} is for data in files, but the data are given in Python; leave it out.")
+        return self.given.samples(self)
 
 
 DEFAULTS_BY_KIND: dict[str, dict[str, Any]] = {"text": {"lr": 0.1}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -58,18 +58,25 @@ def samples_from_arrays(files: Sequence[File], layout: str, options: OwnData, is
     for name in ("client", "split"):
         if read[name] and len(read[name]) < len(read["x"]):
             raise UserError(f"Some files have an array '{name}' and some have not; give it to all or to none.")
-    x = np.concatenate(read["x"])
-    target = read_target_array(np.concatenate(read["y"]), where, "the label in 'y'", options.target, issues)
+    joined = {name: np.concatenate(values) for name, values in read.items() if values}
+    if files[0].client is None and "client" in joined and options.client != "none":
+        layout = f"{layout}, array 'client' says whose a sample is"
+    return join_arrays(joined, where, layout, options, issues)
+
+
+def join_arrays(
+    arrays: Mapping[str, np.ndarray], where: Origin, layout: str, options: OwnData, issues: Issues
+) -> Samples:
+    """Samples from the arrays x and y, and perhaps client and split, with a value per sample; see
+    `samples_from_arrays`."""
+    target = read_target_array(arrays["y"], where, "the label in 'y'", options.target, issues)
     attributes: dict[str, Any] = {"layout": layout}
-    if read["client"] and options.client != "none":
-        coded = Categorical.from_array(np.concatenate(read["client"]))
+    if "client" in arrays and options.client != "none":
+        coded = Categorical.from_array(arrays["client"])
         attributes["client"], attributes["clients"] = encode_clients(coded, where, "the client", issues)
-        if files[0].client is None:
-            attributes["layout"] = f"{layout}, array 'client' says whose a sample is"
-    if read["split"]:
-        coded = Categorical.from_array(np.concatenate(read["split"]))
-        attributes["split"] = encode_splits(coded, where, "'split'", issues)
-    kind, x, scaling, vocab = _prepare(x, options, where, issues)
+    if "split" in arrays:
+        attributes["split"] = encode_splits(Categorical.from_array(arrays["split"]), where, "'split'", issues)
+    kind, x, scaling, vocab = _prepare(arrays["x"], options, where, issues)
     if kind == "table":
         detector = leak_detector(target, x.shape[1])
         leaks = [f"x[:, {c}]" for c, values in enumerate(x.T) if detector.determines(values)]
@@ -108,7 +115,7 @@ def read_arrays(file: File, needed: tuple[str, ...], issues: Issues) -> dict[str
         raise UserError(f"{path} is not a complete .npz file ({error_text(error)}); write it again.") from None
     if others := [name for name in names if name not in ARRAY_NAMES]:
         issues.remark("ignored", f"{path}: arrays that are not used: {join_names(others)}.")
-    _check_shapes(path, arrays)
+    check_shapes(path, arrays)
     n = len(arrays["x"])
     if file.client is not None and "client" not in arrays:
         arrays["client"] = np.full(n, file.client)
@@ -127,7 +134,7 @@ def _check_same_shapes(
             raise UserError(f"{path}: {what} have the shape {shapes[0]}, but {shapes[1]} in {where(0)}.")
 
 
-def _check_shapes(path: Path | str, arrays: dict[str, np.ndarray]) -> None:
+def check_shapes(path: Path | str, arrays: dict[str, np.ndarray]) -> None:
     """Raise a UserError unless x holds numbers, and the other arrays one value per sample, y perhaps several."""
     x, y = arrays["x"], arrays.get("y")
     if x.ndim < 2 or x.dtype.kind not in "biuf":
@@ -251,7 +258,7 @@ def federation(
         raise unknown("target", target, get_args(Wanted))
     given = {"x": x, "y": y} | ({} if clients is None else {"client": clients})
     arrays = {name: _as_array(name, values) for name, values in given.items()}
-    _check_shapes("federation(x, y)", arrays)
+    check_shapes("federation(x, y)", arrays)
     where, issues = SampleOrigin(len(arrays["x"])), Issues()
     found = read_target_array(arrays["y"], where, "y", target, issues)
     check_target(found, "y")

@@ -26,6 +26,7 @@ from fedloom.data.user_data.columns import (
     similar_column,
     texts_in_column,
 )
+from fedloom.data.user_data.frames import columns_table, frame_table, is_frame, text_of
 from fedloom.data.user_data.images import ImageSource, decode_images, read_header
 from fedloom.data.user_data.issues import Issues, Origin, SampleOrigin, join_names, shorten
 from fedloom.data.user_data.tables import Sheet, make_sheet
@@ -152,16 +153,15 @@ def _python_table(training: Preprocessing, values: Any, issues: Issues, where: O
 
 def _arrow_table(training: Preprocessing, values: Any, where: Origin | None) -> pa.Table:
     """Rows as a table: a dictionary, a sequence in the order of the columns, a list of these, or a data frame."""
-    if hasattr(values, "columns") and hasattr(values, "__getitem__"):  # pandas, or another library's data frame
-        keys = list(values.columns)
-        return _columns_table(keys, [list(values[key]) for key in keys])
+    if is_frame(values):
+        return frame_table(values)
     if not isinstance(values, Mapping) and callable(getattr(values, "to_dict", None)):  # a row of such a data frame
         values = values.to_dict()
     values = values.tolist() if isinstance(values, np.ndarray) else values
     rows = values if isinstance(values, list) and _are_rows(values) else [values]
     if all(isinstance(row, Mapping) for row in rows):
         keys = list(dict.fromkeys(key for row in rows for key in row))
-        return _columns_table(keys, [[row.get(key) for row in rows] for key in keys])
+        return columns_table(keys, [[row.get(key) for row in rows] for key in keys])
     rows = [row.tolist() if isinstance(row, np.ndarray) else row for row in rows]
     names, where = [column.name for column in training.columns], where or SampleOrigin(len(rows))
     for i, row in enumerate(rows):
@@ -172,34 +172,12 @@ def _arrow_table(training: Preprocessing, values: Any, where: Origin | None) -> 
                 f"{where(i)} has {plural(len(row), 'value')}, but the model takes {plural(len(names), 'column')}: "
                 f"{join_names(names)}."
             )
-    return _columns_table(names, [list(column) for column in zip(*rows, strict=True)])
+    return columns_table(names, [list(column) for column in zip(*rows, strict=True)])
 
 
 def _are_rows(values: list[Any]) -> bool:
     """Whether a list has rows, and is not a row itself."""
     return all(isinstance(row, Mapping | list | np.ndarray) for row in values)
-
-
-def _columns_table(names: list[Any], columns: list[list[Any]]) -> pa.Table:
-    """A table from lists of values of any kind; a column of several kinds is one of texts."""
-    return pa.Table.from_arrays([_arrow_column(column) for column in columns], names=list(map(_text, names)))
-
-
-def _arrow_column(values: list[Any]) -> pa.Array:
-    values = [value.item() if isinstance(value, np.generic | Tensor) and value.ndim == 0 else value for value in values]
-    try:
-        return pa.array(values, from_pandas=True)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        return pa.array([None if value is None else _text(value) for value in values], pa.string())
-
-
-def _text(value: Any) -> str:
-    """A value as text: nothing if it is pandas' mark of a missing one, and without lone surrogates."""
-    try:
-        text = str(value)
-    except ValueError:  # Python does not write integers with more than 4300 digits
-        text = f"{type(value).__name__} too long to show"
-    return "" if text in ("<NA>", "NaT") else text.encode(errors="surrogatepass").decode(errors="replace")
 
 
 def join_sheets(training: Preprocessing, sheets: list[Sheet], roles: list[str], issues: Issues) -> Table:
@@ -364,7 +342,7 @@ def _encode_strings(training: Preprocessing, values: Any, issues: Issues, where:
     listed = values.tolist() if hasattr(values, "tolist") and not is_table else values
     items = listed if isinstance(listed, list) else [listed]
     if all(isinstance(item, str) for item in items):
-        texts, origin = [_text(item) for item in items], SampleOrigin(len(items))
+        texts, origin = [text_of(item) for item in items], SampleOrigin(len(items))
         report_empty(texts, origin, "the text", issues)
         return encode_texts(training, texts, origin, issues)
     if is_table or all(isinstance(item, Mapping) for item in items):

@@ -57,9 +57,11 @@ class Issues:
 
 
 class Origin:
-    """The file and row that every sample was read from; `origin(i)` returns those of sample i as text."""
+    """The file and row that every sample was read from; `origin(i)` returns those of sample i as text. `noun` is what a
+    row is called."""
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str = "row") -> None:
+        self.noun = noun
         self._files: list[str] = []
         self._rows: list[Sequence[int] | np.ndarray | None] = []
         self._ends = [0]
@@ -76,7 +78,7 @@ class Origin:
     def __call__(self, i: int) -> str:
         k = self._index(i)
         rows = self._rows[k]
-        return self._files[k] if rows is None else f"{self._files[k]}, row {rows[i - self._ends[k]]}"
+        return self._files[k] if rows is None else f"{self._files[k]}, {self.noun} {rows[i - self._ends[k]]}"
 
     def file(self, i: int) -> str:
         """The file of sample i."""
@@ -87,7 +89,7 @@ class Origin:
 
     def select(self, mask: np.ndarray) -> Origin:
         """The origin of the samples where the mask is True."""
-        selected = Origin()
+        selected = Origin(self.noun)
         for file, rows, start, end in zip(self._files, self._rows, self._ends[:-1], self._ends[1:], strict=True):
             part = mask[start:end]
             selected.add(file, None if rows is None else np.asarray(rows)[part], int(part.sum()))

@@ -32,7 +32,7 @@ def read_samples(options: OwnData, issues: Issues) -> Samples:
     else:
         sheets = read_sheets(layout, path, options.delimiter, issues)
         samples = columns.samples_from_tables(sheets, layout.about, options, issues)
-    _check_client_sizes(samples, issues)
+    check_client_sizes(samples, issues)
     return replace(samples, notes=issues.notes())
 
 
@@ -80,7 +80,7 @@ def _read_images(layout: Layout, options: OwnData, issues: Issues) -> Samples:
     return samples.usable("the folder", issues)
 
 
-def _check_client_sizes(samples: Samples, issues: Issues) -> None:
+def check_client_sizes(samples: Samples, issues: Issues) -> None:
     """Report clients that have too few samples to take part."""
     if samples.client is None:
         return

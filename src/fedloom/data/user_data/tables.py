@@ -231,6 +231,15 @@ def read_huggingface(folder: Path, issues: Issues) -> list[Sheet]:
     splits = _read_json(index).get("splits")
     if not isinstance(splits, list) or not splits or not all(isinstance(name, str) for name in splits):
         raise UserError(f"{index} does not list splits; write the data set again with save_to_disk.")
+    sheets = []
+    for name, split in choose_splits(splits, issues):
+        sheets += _read_saved(folder / Path(name).name, split, issues)
+    return sheets
+
+
+def choose_splits(splits: list[str], issues: Issues) -> list[tuple[str, str | None]]:
+    """The parts of a data set that are read, each with its split (train, val, test). If none is for training or none
+    for test, all parts are read as one, without a split."""
     known = [name for name in splits if name.lower() in SPLITS]
     used = known if {"train", "test"} <= {SPLITS[name.lower()] for name in known} else splits
     if len(used) < len(splits):
@@ -238,11 +247,16 @@ def read_huggingface(folder: Path, issues: Issues) -> list[Sheet]:
         issues.remark("splits", f"Parts that are neither for training nor for test are left out: {ignored}.")
     if used is splits and len(splits) > 1:
         issues.remark("splits", f"The parts {join_names(splits)} are read as one.")
-    sheets = []
-    for name in used:
-        split = SPLITS[name.lower()] if used is known else None
-        sheets += _read_saved(folder / Path(name).name, split, issues)
-    return sheets
+    return [(name, SPLITS[name.lower()] if used is known else None) for name in used]
+
+
+def huggingface_sheet(name: str, table: pa.Table, features: Any) -> Sheet:
+    """The table of a Hugging Face data set in memory; `features` is its description of the columns, a dictionary."""
+    try:
+        about = _check_features(features)
+    except ValueError as error:
+        raise UserError(f"{name} has columns that are not described as Hugging Face does ({error}).") from None
+    return make_sheet(name, table, table.column_names, about)
 
 
 def _read_saved(folder: Path, split: str | None, issues: Issues) -> list[Sheet]:
