@@ -86,7 +86,7 @@ class Result:
 
         >>> import fedloom
         >>> model = fedloom.run("fedrep", rounds=3, clients=5).model(0)
-        >>> model.predict([[0.0] * 64])  # doctest: +SKIP
+        >>> model.predict([[[0.0] * 8] * 8])  # doctest: +SKIP
         ['4']
         """
         best = self._other_round(when, "pre")
