@@ -568,3 +568,14 @@ def test_settings_for_one_method_are_kept_in_the_folder(tmp_path):
 def test_the_time_of_an_evaluation_is_that_of_rounds_with_one():
     result = fedloom.run("local", **{**QUICK, "rounds": 5, "eval_every": 5})
     assert score("local", 0, result).eval_seconds == result.timings[-1]["eval_seconds"]
+
+
+def test_a_method_that_needs_data_at_the_server_gets_some_and_all_have_the_same_division():
+    alone = fedloom.run("page", rounds=1, clients=4, ep_max=1)
+    assert alone.config["server_share"] == 0.1
+    found = fedloom.compare(["page:ep_max=1", "fedavg"], seeds=1, rounds=1, clients=4)
+    assert found.config["server_share"] == 0.1
+    assert "per_method" not in found.config
+    assert fedloom.run("page", "synthetic", rounds=1, clients=4, ep_max=1).config["server_share"] == 0.0
+    with user_error("page needs data at the server", "server_share=0.1"):
+        fedloom.run("page", rounds=1, clients=4, server_share=0)

@@ -7,6 +7,8 @@ turns a configuration back into a config dict that resolves to it.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +29,12 @@ from fedloom.data.sets.own import Given, ObjectData, OwnData, user_data_path
 from fedloom.metrics.registry import usual_metric
 from fedloom.models.zoo import MODELS, Model
 
+log = logging.getLogger("fedloom")
+
 AlgorithmLike = str | Algorithm | type[Algorithm]
 DatasetLike = Any  # a name, a path, a Dataset, a Federation, or what `ObjectData` takes
 ModelLike = str | Model | nn.Module | Callable[[], nn.Module]
+SERVER_SHARE = 0.1  # of the samples, for methods that need some at the server
 VARIANT = "variant"  # a key that stands for several settings of a method
 NOT_SETTINGS = ("data_dir", "head")  # keys of a config dict that are neither settings nor sections
 LOCATIONS = ("data_dir", "dataset.path", f"algorithm.{FROM}", "method_files")  # which a continued run may change
@@ -109,6 +114,10 @@ def configure(
     if VARIANT in by_section.get("algorithm", {}):
         by_section["algorithm"] = _expanded(classes["algorithm"], by_section["algorithm"])
     of_run = by_section.pop("run")
+    if _lacks_server_data(algorithm, data_class, {**defaults, **of_run}):
+        defaults["server_share"] = SERVER_SHARE
+        share = f"a tenth of all samples (server_share={SERVER_SHARE})"
+        _say_once(f"{algorithm.name} needs data at the server, so it gets {share}")
     settings = build(Settings, {**defaults, **of_run}, "a run")
     made = {name: build(classes[name], found, f"{name} '{classes[name].name}'") for name, found in by_section.items()}
     folder = None if data_dir is None else Path(data_dir)
@@ -116,6 +125,18 @@ def configure(
         check_path(folder)
     config = Config(settings, **{**owners, **made}, head=head, data_dir=folder)
     return _with_natural_clients(config, asked="clients" in of_run)
+
+
+def _lacks_server_data(method: Any, dataset: Any, settings: Mapping[str, Any]) -> bool:
+    """True if a method needs samples at the server, and neither data nor settings give it any."""
+    if not method.needs_server_data or dataset is None or dataset.has_server_data:
+        return False
+    return "server_share" not in settings and settings.get("pool") != "train"
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    log.warning("%s.", text)
 
 
 def _with_natural_clients(config: Config, asked: bool) -> Config:

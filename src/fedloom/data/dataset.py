@@ -60,6 +60,7 @@ class Dataset(ABC):
     partition: ClassVar[str] = "dirichlet_class"  # default partition
     aliases: ClassVar[tuple[str, ...]] = ()  # other names that its folder may have
     built_in: ClassVar[bool] = False  # there is nothing to download
+    has_server_data: ClassVar[bool] = False  # some samples belong to the server
     class_names: ClassVar[tuple[str, ...]] = ()  # if they are always the same
     licence: ClassVar[str] = ""
     sources: ClassVar[tuple[Source, ...]] = ()  # files to download

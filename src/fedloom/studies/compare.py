@@ -247,7 +247,19 @@ def _labelled(configs: Sequence[Config]) -> dict[str, Config]:
         if name in entries:
             raise UserError(f"'{name}' is asked for twice; give each method once, or with different settings.")
         entries[name] = config
-    return entries
+    return _same_division(entries)
+
+
+def _same_division(entries: dict[str, Config]) -> dict[str, Config]:
+    """All methods on the same division of the data: if one needs samples at the server, the others have them, too."""
+    shares = {config.settings.server_share for config in entries.values()}
+    if len(shares) != 2 or 0.0 not in shares:
+        return entries
+    share = max(shares)
+    return {
+        name: dataclasses.replace(config, settings=dataclasses.replace(config.settings, server_share=share))
+        for name, config in entries.items()
+    }
 
 
 def _describe(entries: Mapping[str, Config], seeds: Sequence[int]) -> ConfigDict:

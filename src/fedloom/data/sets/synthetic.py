@@ -36,6 +36,7 @@ class Synthetic(Dataset):
     model = "logreg"
     partition = "natural"
     built_in = True
+    has_server_data = True
     licence = "none needed"
     usual = {"lr": 0.1, "rounds": 50}
 
