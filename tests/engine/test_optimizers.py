@@ -83,12 +83,12 @@ def test_a_run_with_a_cosine_schedule_cannot_be_given_more_rounds(tmp_path):
 
 def test_adam_learns_and_runs_with_a_step_schedule_grow_byte_for_byte(tmp_path):
     small = {
-        "clients": 4, "plan": "per-client", "optimizer": "adam", "lr": 0.003, "lr_schedule": "step", "lr_step": 2,
+        "clients": 4, "plan": "stacked-eager", "optimizer": "adam", "lr": 0.003, "lr_schedule": "step", "lr_step": 2,
         "lr_gamma": 0.5, "lr_warmup": 1,
     }  # fmt: skip
-    fedloom.run("fedavg-ft", rounds=3, out=tmp_path / "a", **small)
-    grown = fedloom.run("fedavg-ft", rounds=6, out=tmp_path / "a", resume=True, **small)
-    fedloom.run("fedavg-ft", rounds=6, out=tmp_path / "b", **small)
-    assert grown.last()["pre_acc_mean"] > 80
+    fedloom.run("fedavg-ft", rounds=2, out=tmp_path / "a", **small)
+    grown = fedloom.run("fedavg-ft", rounds=4, out=tmp_path / "a", resume=True, **small)
+    fedloom.run("fedavg-ft", rounds=4, out=tmp_path / "b", **small)
+    assert grown.last()["pre_acc_mean"] > 60
     for name in ("rounds.parquet", "clients.parquet", "final/server.safetensors"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name

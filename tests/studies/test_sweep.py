@@ -199,8 +199,7 @@ def test_other_folders_are_not_taken_for_a_sweep(done, tmp_path):
         sweep("ditto", grid={"lr": [0.01, 0.1]}, seeds=2, out=done.folder, resume=True, **TASK)
     with user_error("in use already", "--resume"):
         sweep("ditto", grid=GRID, out=done.folder, **TASK)
-    with user_error("holds a sweep", "fedloom sweep --resume"):
-        fedloom.load(done.folder)
+    assert fedloom.load(done.folder).table == done.table
     with user_error("holds a sweep", "fedloom sweep --resume"):
         fedloom.compare(["ditto"], out=done.folder, resume=True, **TASK)
     with user_error("There is no sweep"):
