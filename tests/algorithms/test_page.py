@@ -439,7 +439,7 @@ def test_what_does_not_fit_is_refused_before_training():
     with user_error("client_signal=test", "client_signal=train"):
         check(method("page", client_signal="test"), make_task((), federation=dataclasses.replace(data, splits=splits)))
     with user_error("page", "data at the server"):
-        fedloom.run("page", "digits", rounds=1)
+        fedloom.run("page", "digits", rounds=1, server_share=0)
     check(method("page"), page_task())
 
 
