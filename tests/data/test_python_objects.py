@@ -85,10 +85,12 @@ def test_a_mistake_in_a_data_frame_names_the_row():
 
 
 def test_pandas_and_polars():
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     frame = pandas.DataFrame(columns())
     assert samples(frame, label="diagnosis", client="site").clients == owndata.SITES
-    polars = pytest.importorskip("polars")
+    import polars
+
     same = samples(polars.from_pandas(frame), label="diagnosis", client="site")
     assert np.array_equal(same.x, samples(frame, label="diagnosis", client="site").x)
 

@@ -3,7 +3,6 @@
 import sys
 from types import SimpleNamespace
 
-import pytest
 from helpers import run_cli
 from sentences import user_error
 
@@ -33,7 +32,6 @@ def test_tables_as_data_frames(monkeypatch):
 
 
 def test_tables_of_arrow_with_pandas_itself():
-    pytest.importorskip("pandas")
     result = fedloom.run("fedavg", **SMALL)
     for name in ("clients", "reports", "metrics"):
         assert len(result.to_pandas(name)) == len(getattr(result, name))
