@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from torch import nn
 
 from fedloom.config.files import SECTIONS, ConfigDict, check_per_method
 from fedloom.config.methods import FROM, find_method, is_place, load_method, load_recorded, place_of
-from fedloom.config.settings import Settings
+from fedloom.config.settings import SYNONYMS, Settings
 from fedloom.core.algorithm import ALGORITHMS, Algorithm
 from fedloom.core.errors import UserError, check_path, is_plain_text, nearest, shown
 from fedloom.core.federation import Federation
+from fedloom.core.registry import Registry
 from fedloom.core.settings import build, fields
 from fedloom.data.dataset import DATASETS, Dataset
 from fedloom.data.partitions import PARTITIONS, Natural, Partition
@@ -37,18 +38,11 @@ ModelLike = str | Model | nn.Module | Callable[[], nn.Module]
 SERVER_SHARE = 0.1  # of the samples, for methods that need some at the server
 VARIANT = "variant"  # a key that stands for several settings of a method
 NOT_SETTINGS = ("data_dir", "head")  # keys of a config dict that are neither settings nor sections
-LOCATIONS = ("data_dir", "dataset.path", f"algorithm.{FROM}", "method_files")  # which a continued run may change
-# what other libraries call a setting, for the suggestion of an unknown name
-SYNONYMS = {
-    "learning_rate": "lr", "eta": "lr", "local_lr": "lr", "step_size": "lr",
-    "epochs": "local_epochs", "local_ep": "local_epochs", "num_epochs": "local_epochs", "local_steps": "local_epochs",
-    "num_clients": "clients", "n_clients": "clients", "num_users": "clients", "users": "clients",
-    "num_rounds": "rounds", "n_rounds": "rounds", "global_rounds": "rounds", "communication_rounds": "rounds",
-    "batch": "batch_size", "bs": "batch_size", "local_bs": "batch_size",
-    "frac": "participation", "fraction_fit": "participation", "join_ratio": "participation",
-    "random_state": "seed", "random_seed": "seed", "l2": "weight_decay", "wd": "weight_decay",
-    "clip_norm": "clip", "max_grad_norm": "clip", "precision": "dtype",
+NOUNS = {"algorithm": "method", "dataset": "data set", "partition": "partition", "model": "model"}
+REGISTRIES: dict[str, Registry[Any]] = {
+    "algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITIONS, "model": MODELS,
 }  # fmt: skip
+LOCATIONS = ("data_dir", "dataset.path", f"algorithm.{FROM}", "method_files")  # which a continued run may change
 
 
 @dataclass(frozen=True)
@@ -110,7 +104,7 @@ def configure(
     configurable = Algorithm | Dataset | Partition | Model
     classes: dict[str, Any] = {"run": Settings}
     classes |= {name: o for name, o in owners.items() if isinstance(o, type) and issubclass(o, configurable)}
-    by_section = _by_section(values, classes)
+    by_section = _by_section(values, classes, owners)
     if VARIANT in by_section.get("algorithm", {}):
         by_section["algorithm"] = _expanded(classes["algorithm"], by_section["algorithm"])
     of_run = by_section.pop("run")
@@ -183,7 +177,10 @@ def _expanded(cls: type[Algorithm], given: dict[str, Any]) -> dict[str, Any]:
     return {**cls.variants[wanted], **rest}
 
 
-def _by_section(values: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _by_section(
+    values: Mapping[str, Any], classes: Mapping[str, Any], owners: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The values by section; `classes` are those whose settings can be given, `owners` what is in use, by section."""
     by_section: dict[str, dict[str, Any]] = {name: {} for name in classes}
     for key, value in values.items():  # a later value overrides an earlier one
         section, dot, bare = key.rpartition(".")
@@ -192,20 +189,52 @@ def _by_section(values: Mapping[str, Any], classes: Mapping[str, Any]) -> dict[s
                 raise UserError(
                     f"'{shown(key)}' does not name a section; {nearest(section, [s for s in classes if s != 'run'])}"
                 )
+            if bare not in fields(classes[section]) and (reason := _whose(bare, {section: owners[section]})):
+                raise UserError(f"Unknown setting '{shown(key)}': {reason}")
             by_section[section][bare] = value
             continue
         having = [name for name, cls in classes.items() if key in fields(cls) or _has_variants(key, cls)]
         if not having:
-            known = [field for cls in classes.values() for field in fields(cls)]
-            word = SYNONYMS.get(key.lower(), key)
-            raise UserError(
-                f"Unknown setting '{shown(key)}'; {nearest(word, [*known, word] if word != key else known)}"
-            )
+            raise _unknown_setting(key, classes, owners)
         if len(having) > 1:
             options = " or ".join(f"{name}.{key}" for name in having)
             raise UserError(f"'{key}' is a setting of both {' and '.join(having)}; write {options}.")
         by_section[having[0]][key] = value
     return by_section
+
+
+def _unknown_setting(key: str, classes: Mapping[str, Any], owners: Mapping[str, Any]) -> UserError:
+    """The error for a setting that nothing in use has: it names the usual word, who has it, or the nearest one."""
+    known = [field for cls in classes.values() for field in fields(cls)]
+    if usual := SYNONYMS.get(key.lower()):
+        return UserError(f"Unknown setting '{shown(key)}'; did you mean '{usual}'?")
+    if reason := _whose(key, owners):
+        return UserError(f"Unknown setting '{shown(key)}': {reason}")
+    hint = nearest(key, known)
+    if hint.startswith("known"):
+        hint = "see 'fedloom list settings' and, for those of a method, 'fedloom list algorithms NAME'."
+    return UserError(f"Unknown setting '{shown(key)}'; {hint}")
+
+
+def _whose(key: str, owners: Mapping[str, Any]) -> str | None:
+    """To which methods, data sets, ... a setting belongs that none of `owners` has; None if to none at all."""
+    having, without, example = [], [], ""
+    for section, owner in owners.items():
+        registry, noun, name = REGISTRIES[section], NOUNS[section], getattr(owner, "name", "of your own")
+        if not isinstance(owner, type) and key in getattr(owner, "__dataclass_fields__", {}):
+            return f"the {noun} {name} is given as an object, so set it there, in {type(owner).__name__}(...)."
+        if names := [other for other in registry.names() if key in fields(registry[other])]:
+            having.append(f"the {noun}{'s' * (len(names) > 1)} {_listed(names, 'and')}")
+            without.append(f"the {noun} {name}")
+            example = example or (f" (in a comparison as {names[0]}:{key}=VALUE)" if section == "algorithm" else "")
+    if not having:
+        return None
+    belongs = f"it belongs to {_listed(having, 'and')}, not to {_listed(without, 'or')}"
+    return f"{belongs}; leave it out, or choose one that has it{example}."
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else words[0]
 
 
 def combine(*configs: Mapping[str, Any]) -> ConfigDict:

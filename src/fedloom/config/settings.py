@@ -5,6 +5,18 @@ from typing import Literal
 
 from fedloom.core.settings import setting
 
+# what other libraries call a setting, for the suggestion of an unknown name
+SYNONYMS = {
+    "learning_rate": "lr", "eta": "lr", "local_lr": "lr", "step_size": "lr",
+    "epochs": "local_epochs", "local_ep": "local_epochs", "num_epochs": "local_epochs", "local_steps": "local_epochs",
+    "num_clients": "clients", "n_clients": "clients", "num_users": "clients", "users": "clients",
+    "num_rounds": "rounds", "n_rounds": "rounds", "global_rounds": "rounds", "communication_rounds": "rounds",
+    "batch": "batch_size", "bs": "batch_size", "local_bs": "batch_size",
+    "frac": "participation", "fraction_fit": "participation", "join_ratio": "participation",
+    "random_state": "seed", "random_seed": "seed", "l2": "weight_decay", "wd": "weight_decay",
+    "clip_norm": "clip", "max_grad_norm": "clip", "precision": "dtype",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -4,6 +4,7 @@ For a single client, gradients come from ordinary autograd (353 us a step for a 
 994); inside `vmap` they come from `torch.func`. A method calls `grad` in either case.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,20 +20,36 @@ _local = threading.local()
 
 def inside_vmap() -> bool:
     """True while a function is being mapped by this module's `vmap`, in this thread."""
-    return getattr(_local, "depth", 0) > 0
+    return bool(getattr(_local, "sizes", ()))
+
+
+def vmap_size() -> int:
+    """How often the function that is being mapped by this module's `vmap` is carried out; 1 outside of it."""
+    return math.prod(getattr(_local, "sizes", ()))
 
 
 def vmap(f: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
     """`torch.func.vmap`, inside which `grad` uses `torch.func.grad`. Random draws without a key raise an error."""
 
     def vmapped(*args: Any) -> Any:
-        _local.depth = getattr(_local, "depth", 0) + 1
+        before = getattr(_local, "sizes", ())
+        _local.sizes = (*before, _mapped_size(args, in_dims))
         try:
             return torch.func.vmap(f, in_dims=in_dims, randomness="error")(*args)
         finally:
-            _local.depth -= 1
+            _local.sizes = before
 
     return vmapped
+
+
+def _mapped_size(args: tuple[Any, ...], in_dims: Any) -> int:
+    """The size of the axis that is mapped over, which is that of the first tensor that has it."""
+    dims = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args)
+    for arg, dim in zip(args, dims, strict=True):
+        found = tree_flatten(arg)[0] if isinstance(dim, int) else []
+        if found:
+            return int(found[0].shape[dim])
+    return 1
 
 
 def grad(f: Callable[[Tree], tuple[Tensor, Tree]], at: Tree) -> tuple[Tree, Tree]:

@@ -60,6 +60,12 @@ class Schedule:
         steps, per_epoch, n, offset = (v[order] for v in (self.steps, self.per_epoch, self.n, self.offset))
         return replace(self, steps=steps, per_epoch=per_epoch, n=n, offset=offset, noise=self.noise[order])
 
+    def visits(self) -> np.ndarray:
+        """(clients, 2): steps of every client, and samples that it uses in them, as often as it uses them."""
+        epochs, rest = np.divmod(self.steps, np.maximum(self.per_epoch, 1))
+        of_epoch, of_rest = (np.minimum(self.n, k * self.batch * self.group) for k in (self.per_epoch, rest))
+        return np.stack([self.steps, epochs * of_epoch + of_rest], 1)
+
     def batches(self, task: Task, client: int) -> Iterator[Batch]:
         """The batches of one client, in order, without padding."""
         for first in range(0, int(self.steps[client]), STEPS_AT_ONCE):

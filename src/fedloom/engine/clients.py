@@ -61,6 +61,7 @@ class ClientReplies:
     up: Tree = field(default_factory=dict)
     info: Info | None = None  # without class counts, which clients do not send
     norms: Tensor | None = None  # (clients, 3): of downloads, updates, running statistics (`update_norms`)
+    visits: Tensor | None = None  # (clients, phases, 2): steps, and samples used in them
     report: Tree = field(default_factory=dict)
     stats: Tree = field(default_factory=dict)  # running statistics; a real site sends none
     models: Tree = field(default_factory=dict)  # as the method's `model` returns them, if asked for
@@ -193,6 +194,7 @@ class LocalClients:
             up=outcome.up,
             info=cohort.info._replace(counts=cohort.info.counts[:, :0]),
             norms=self._norms(outcome, request, executor),
+            visits=outcome.visits,
             report=_double(outcome.report),
             stats=outcome.stats,
             models=outcome.models if request.models else {},

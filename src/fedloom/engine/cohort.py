@@ -66,6 +66,7 @@ class Outcome(NamedTuple):
     stats: Tree
     report: Tree
     scores: Scores  # of PM_post; NaN for clients that are not scored
+    visits: torch.Tensor  # (clients, phases, 2): steps, and samples used in them
     models: Tree = {}  # PM_post, if asked for
 
 

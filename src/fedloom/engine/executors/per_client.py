@@ -14,6 +14,7 @@ from torch import Tensor
 from fedloom.core.algorithm import Algorithm, Batch, Info, Phase, Slot
 from fedloom.core.task import Task
 from fedloom.core.tree import Params, Tree, take, tree_map
+from fedloom.device.transfer import to_device
 from fedloom.engine import batching
 from fedloom.engine.batching import Schedule
 from fedloom.engine.cohort import Cohort, Evaluated, Outcome, Scores, get_stats, global_slot, with_stats
@@ -53,8 +54,10 @@ class PerClientExecutor:
 
         def one(j: int) -> Outcome:
             down, state, info, work = self.start(cohort, j)
+            visits = []
             for index, phase in enumerate(self.phases["train"]):
-                work = self._run_phase(("train", index), phase, work, down, info, cohort, j)
+                work, visited = self._run_phase(("train", index), phase, work, down, info, cohort, j)
+                visits.append(visited)
             report = self.alg.report(self.task, work, down, info)
             kept, up = self.alg.finish(self.task, work, down, state, info)
             nothing = torch.full((3,), torch.nan, dtype=self.task.dtype, device=self.task.data.device)
@@ -64,7 +67,8 @@ class PerClientExecutor:
                 model = self.alg.model(self.task, work, down, trained)
             if cohort.scored[j]:
                 scores = self._score(self._personal(model), int(cohort.ids[j]), splits)
-            return Outcome(kept, up, get_stats(work), report, scores, model if models else {})
+            visited = to_device(self.task.data.device, np.concatenate(visits))
+            return Outcome(kept, up, get_stats(work), report, scores, visited, model if models else {})
 
         return self._map_clients(cohort, one)
 
@@ -75,7 +79,7 @@ class PerClientExecutor:
         def one(j: int) -> Evaluated:
             down, _, info, work = self.start(cohort, j)
             for index, phase in enumerate(self.phases["adapt"]):
-                work = self._run_phase(("adapt", index), phase, work, down, info, cohort, j)
+                work, _ = self._run_phase(("adapt", index), phase, work, down, info, cohort, j)
             model = self.alg.model(self.task, work, down, info)
             scores = self._score(self._personal(model), int(cohort.ids[j]), splits)
             return Evaluated(scores, model if models else {})
@@ -138,18 +142,21 @@ class PerClientExecutor:
 
     def _run_phase(
         self, phase_id: PhaseId, phase: Phase, work: Tree, down: Tree, info: Info, cohort: Cohort, j: int
-    ) -> Tree:
+    ) -> tuple[Tree, np.ndarray]:
+        """The work after a phase, and the client's visits (`Schedule.visits`)."""
+        visits = np.zeros((1, 2), np.int64)
         if phase.enter is not None:
             work = phase.enter(self.task, work, down, info)
         epochs = phase.epochs if isinstance(phase.epochs, int) else int(phase.epochs(self.task, work, info))
         # all epochs at once, or one by one where a condition is asked in between
         spans = [(0, epochs)] if phase.until is None else [(e, 1) for e in range(epochs)]
         for first, count in spans:
-            batches = self._schedule(phase, cohort, j, count, first).batches(self.task, 0)
-            work = self.advance(phase_id, phase, work, batches, down, info)
+            schedule = self._schedule(phase, cohort, j, count, first)
+            work = self.advance(phase_id, phase, work, schedule.batches(self.task, 0), down, info)
+            visits += schedule.visits()
             if phase.until is not None and bool(phase.until(work)):
                 break
-        return work
+        return work, visits
 
     def _personal(self, model: Any) -> Predict:
         return lambda x: self.alg.logits(self.task, model, x)

@@ -152,13 +152,15 @@ class StackedExecutor:
     # -- what an algorithm does, for a chunk --------------------------------------------------------------------------
 
     def _train(self, cohort: Cohort, splits: tuple[str, ...], models: bool) -> Outcome:
-        work = self.begin(cohort)
+        work, visits = self.begin(cohort), []
         for index, phase in enumerate(self.phases["train"]):
-            work = self._run_phase(("train", index), phase, work, cohort)
+            work, visited = self._run_phase(("train", index), phase, work, cohort)
+            visits.append(visited)
         client_state, up = self.finish(work, cohort)
         scores = self._score_trained(work, cohort, splits)
         trained = self.trained_model(work, cohort) if models else {}
-        return Outcome(client_state, up, get_stats(work), self.report(work, cohort), scores, trained)
+        visited = to_device(self.task.data.device, np.stack(visits, 1))
+        return Outcome(client_state, up, get_stats(work), self.report(work, cohort), scores, visited, trained)
 
     def _score_trained(self, work: Tree, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
         """Scores of PM_post, NaN for clients that are not to be scored."""
@@ -175,7 +177,7 @@ class StackedExecutor:
     def _score_personal(self, cohort: Cohort, splits: tuple[str, ...], models: bool) -> Evaluated:
         work = self.begin(cohort)
         for index, phase in enumerate(self.phases["adapt"]):
-            work = self._run_phase(("adapt", index), phase, work, cohort)
+            work, _ = self._run_phase(("adapt", index), phase, work, cohort)
         model = self._each("model", self.alg.model, cohort, work, cohort.info)
         scores = {s: self.scoring.personal(model, cohort, s, self.plan) for s in splits}
         return Evaluated(scores, model if models else {})
@@ -232,12 +234,16 @@ class StackedExecutor:
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
-    def _run_phase(self, phase_id: PhaseId, phase: Phase, work: Tree, cohort: Cohort) -> Tree:
+    def _run_phase(
+        self, phase_id: PhaseId, phase: Phase, work: Tree, cohort: Cohort
+    ) -> tuple[Tree, np.ndarray]:
+        """The work after a phase, and the visits of every client (`Schedule.visits`)."""
         task, work = self.task, self.enter(phase_id, phase, work, cohort)
         epochs = self.epochs(phase, work, cohort)
         if phase.until is None:
-            return self._run_steps(phase_id, phase, work, cohort, self._schedule(phase, cohort, epochs))
-        epoch, going = 0, epochs > 0
+            schedule = self._schedule(phase, cohort, epochs)
+            return self._run_steps(phase_id, phase, work, cohort, schedule), schedule.visits()
+        epoch, going, visits = 0, epochs > 0, np.zeros((len(cohort), 2), np.int64)
         while going.any():
             some = np.flatnonzero(going)
             index = to_device(task.data.device, some)
@@ -245,10 +251,11 @@ class StackedExecutor:
             schedule = self._schedule(phase, few, np.ones_like(some), epoch)
             rows = self._run_steps(phase_id, phase, take(work, index), few, schedule)
             work = tree_map(lambda mine, new: mine.index_copy(0, index, new), work, rows)  # noqa: B023
+            visits[some] += schedule.visits()
             epoch += 1
             going[some[vmap(phase.until)(rows).cpu().numpy()]] = False
             going &= epochs > epoch
-        return work
+        return work, visits
 
     def _schedule(self, phase: Phase, cohort: Cohort, epochs: np.ndarray, first_epoch: int = 0) -> Schedule:
         if self.next_cohort and phase is self.phases["train"][0] and self.next_cohort.matches(cohort):
