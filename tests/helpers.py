@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedloom
 from fedloom.cli import main as cli
 from fedloom.core.algorithm import ALGORITHMS, Algorithm, Batch, Info
 from fedloom.core.federation import Federation, Ragged
@@ -329,6 +330,29 @@ def crash_after(rounds):
             raise Crash
 
     return on_round
+
+
+class Seen(fedloom.Callback):
+    """Remembers what it is called for: name of the event, of the run, its seed, its round."""
+
+    def __init__(self):
+        self.events = []
+        for event in ("on_setup", "on_start", "on_round", "on_evaluation", "on_end"):
+            setattr(self, event, lambda run, *_, e=event: self.events.append((e, run.name, run.seed, run.round)))
+
+    def of(self, event):
+        return [rest for name, *rest in self.events if name == event]
+
+
+class CrashAt(fedloom.Callback):
+    """Raises an error after so many rounds of the runs of a method."""
+
+    def __init__(self, name, rounds, error=Crash):
+        self.name, self.rounds, self.error = name, rounds, error
+
+    def on_round(self, run):
+        if (run.name, run.round) == (self.name, self.rounds):
+            raise self.error
 
 
 def make_unfinished(folder):

@@ -24,8 +24,8 @@ def stub() -> str:
         lines += [f"from {home} import {', '.join(kept)}"] if kept else []
     lines += ["from fedloom.config.resolve import AlgorithmLike, DatasetLike"]
     lines += ["from fedloom.data.partitions import Partition"]
-    lines += ["from fedloom.models.zoo import Model", "from fedloom.studies.compare import OnMethod"]
-    lines += ["from fedloom.studies.execute import OnRound", "from fedloom.studies.sweep import Grid, OnGroup", ""]
+    lines += ["from fedloom.models.zoo import Model"]
+    lines += ["from fedloom.studies.execute import OnRound", "from fedloom.studies.sweep import Grid", ""]
     lines += ["__version__: str", f"__all__ = {sorted(fedloom.__all__)!r}", ""]
     for name, without in FUNCTIONS.items():
         lines += _function(name, without)

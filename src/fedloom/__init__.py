@@ -11,6 +11,7 @@ _HOMES = {  # __init__.pyi tells type checkers and editors the same
     "fedloom.core.federation": ("Federation", "Ragged"),
     "fedloom.core.settings": ("setting",),
     "fedloom.core.task": ("Task",),
+    "fedloom.studies.callbacks": ("Callback", "EarlyStopping", "TrainingRun"),
     "fedloom.studies.compare": ("Comparison", "compare"),
     "fedloom.data.user_data.arrays": ("federation",),
     "fedloom.data.sets.own": ("OwnData",),
@@ -20,12 +21,15 @@ _HOMES = {  # __init__.pyi tells type checkers and editors the same
     "fedloom.studies.result": ("Result",),
     "fedloom.studies.run": ("run",),
     "fedloom.studies.sweep": ("Sweep", "sweep"),
+    "fedloom.trackers.mlflow": ("MLflow",),
+    "fedloom.trackers.tensorboard": ("TensorBoard",),
+    "fedloom.trackers.wandb": ("WandB",),
 }
 
 __all__ = [
-    "Algorithm", "Batch", "ClientModel", "Comparison", "Draw", "Federation", "Info", "OwnData", "Phase", "Ragged",
-    "Result", "Slot", "Sweep", "Task", "UserError", "compare", "deviations", "federation", "load", "run", "setting",
-    "sweep",
+    "Algorithm", "Batch", "Callback", "ClientModel", "Comparison", "Draw", "EarlyStopping", "Federation", "Info",
+    "MLflow", "OwnData", "Phase", "Ragged", "Result", "Slot", "Sweep", "Task", "TensorBoard", "TrainingRun",
+    "UserError", "WandB", "compare", "deviations", "federation", "load", "run", "setting", "sweep",
 ]  # fmt: skip
 
 

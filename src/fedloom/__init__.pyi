@@ -12,21 +12,24 @@ from fedloom.core.settings import setting as setting
 from fedloom.core.task import Task as Task
 from fedloom.data.sets.own import OwnData as OwnData
 from fedloom.data.user_data.arrays import federation as federation
+from fedloom.studies.callbacks import Callback as Callback, EarlyStopping as EarlyStopping, TrainingRun as TrainingRun
 from fedloom.studies.client_model import ClientModel as ClientModel
 from fedloom.studies.compare import Comparison as Comparison
 from fedloom.studies.deviation import deviations as deviations
 from fedloom.studies.load import load as load
 from fedloom.studies.result import Result as Result
 from fedloom.studies.sweep import Sweep as Sweep
+from fedloom.trackers.mlflow import MLflow as MLflow
+from fedloom.trackers.tensorboard import TensorBoard as TensorBoard
+from fedloom.trackers.wandb import WandB as WandB
 from fedloom.config.resolve import AlgorithmLike, DatasetLike
 from fedloom.data.partitions import Partition
 from fedloom.models.zoo import Model
-from fedloom.studies.compare import OnMethod
 from fedloom.studies.execute import OnRound
-from fedloom.studies.sweep import Grid, OnGroup
+from fedloom.studies.sweep import Grid
 
 __version__: str
-__all__ = ['Algorithm', 'Batch', 'ClientModel', 'Comparison', 'Draw', 'Federation', 'Info', 'OwnData', 'Phase', 'Ragged', 'Result', 'Slot', 'Sweep', 'Task', 'UserError', 'compare', 'deviations', 'federation', 'load', 'run', 'setting', 'sweep']
+__all__ = ['Algorithm', 'Batch', 'Callback', 'ClientModel', 'Comparison', 'Draw', 'EarlyStopping', 'Federation', 'Info', 'MLflow', 'OwnData', 'Phase', 'Ragged', 'Result', 'Slot', 'Sweep', 'Task', 'TensorBoard', 'TrainingRun', 'UserError', 'WandB', 'compare', 'deviations', 'federation', 'load', 'run', 'setting', 'sweep']
 
 def compare(
     methods: Iterable[AlgorithmLike] | AlgorithmLike = ...,
@@ -35,7 +38,8 @@ def compare(
     seeds: int | Sequence[int] = ...,
     out: str | Path | None = ...,
     resume: bool = ...,
-    on_method: OnMethod | None = ...,
+    equal_budget: str | None = ...,
+    callbacks: Sequence[Callback] = ...,
     partition: str | Partition = ...,  # how samples are divided among clients [the data set's]
     model: str | Model | nn.Module | Callable[[], nn.Module] = ...,  # a name, a module (its parameters are everybody's initial ones) or a function that builds one (every seed has its own initial parameters) [the data set's]
     head: str = ...,  # name of the last layer of a module of your own [head]
@@ -76,6 +80,8 @@ def compare(
     trim: float | None = ...,  # trimmed_mean: share of values left out at either end (none: 0.2) [None]
     clip_updates: float | None = ...,  # scale updates that are larger than this many times the usual size down to it [None]
     eval_every: int = ...,  # rounds between evaluations [1]
+    early_stopping: int | None = ...,  # end the run after so many rounds without a better metric on validation data [None]
+    min_delta: float = ...,  # early_stopping: how much better it must be, in the metric's unit [0.0]
     eval_clients: int | None = ...,  # evaluate a fixed random sample of so many clients, not all [None]
     holdout_clients: float = ...,  # share (or number, from 1 on) of the clients kept out of training [0.0]
     join_rounds: int = ...,  # rounds in which a held-out client takes part to be counted as joined [1]
@@ -98,6 +104,7 @@ def run(
     out: str | Path | None = ...,
     resume: bool = ...,
     on_round: OnRound | None = ...,
+    callbacks: Sequence[Callback] = ...,
     partition: str | Partition = ...,  # how samples are divided among clients [the data set's]
     model: str | Model | nn.Module | Callable[[], nn.Module] = ...,  # a name, a module (its parameters are everybody's initial ones) or a function that builds one (every seed has its own initial parameters) [the data set's]
     head: str = ...,  # name of the last layer of a module of your own [head]
@@ -139,6 +146,8 @@ def run(
     trim: float | None = ...,  # trimmed_mean: share of values left out at either end (none: 0.2) [None]
     clip_updates: float | None = ...,  # scale updates that are larger than this many times the usual size down to it [None]
     eval_every: int = ...,  # rounds between evaluations [1]
+    early_stopping: int | None = ...,  # end the run after so many rounds without a better metric on validation data [None]
+    min_delta: float = ...,  # early_stopping: how much better it must be, in the metric's unit [0.0]
     eval_clients: int | None = ...,  # evaluate a fixed random sample of so many clients, not all [None]
     holdout_clients: float = ...,  # share (or number, from 1 on) of the clients kept out of training [0.0]
     join_rounds: int = ...,  # rounds in which a held-out client takes part to be counted as joined [1]
@@ -162,7 +171,7 @@ def sweep(
     seeds: int | Sequence[int] = ...,
     out: str | Path | None = ...,
     resume: bool = ...,
-    on_group: OnGroup | None = ...,
+    callbacks: Sequence[Callback] = ...,
     partition: str | Partition = ...,  # how samples are divided among clients [the data set's]
     model: str | Model | nn.Module | Callable[[], nn.Module] = ...,  # a name, a module (its parameters are everybody's initial ones) or a function that builds one (every seed has its own initial parameters) [the data set's]
     head: str = ...,  # name of the last layer of a module of your own [head]
@@ -203,6 +212,8 @@ def sweep(
     trim: float | None = ...,  # trimmed_mean: share of values left out at either end (none: 0.2) [None]
     clip_updates: float | None = ...,  # scale updates that are larger than this many times the usual size down to it [None]
     eval_every: int = ...,  # rounds between evaluations [1]
+    early_stopping: int | None = ...,  # end the run after so many rounds without a better metric on validation data [None]
+    min_delta: float = ...,  # early_stopping: how much better it must be, in the metric's unit [0.0]
     eval_clients: int | None = ...,  # evaluate a fixed random sample of so many clients, not all [None]
     holdout_clients: float = ...,  # share (or number, from 1 on) of the clients kept out of training [0.0]
     join_rounds: int = ...,  # rounds in which a held-out client takes part to be counted as joined [1]

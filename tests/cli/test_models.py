@@ -149,7 +149,7 @@ def test_of_many_classes_the_probability_of_the_predicted_one_is_printed(fed, tm
     fedloom.run("fedavg", make_federation((9, 8, 7), classes=6), out=tmp_path / "run", **SMALL)
     x = np.random.default_rng(0).normal(size=(1, 6))
     new = arrays(tmp_path / "new.npz", x=x)
-    assert re.search(r"predicted +p \n", fed("predict", "run", new, "--client", "0", "--out", "found.json"))
+    assert re.search(r"predicted +p\n", fed("predict", "run", new, "--client", "0", "--out", "found.json"))
     (row,) = json.loads((tmp_path / "found.json").read_text())
     expected = fedloom.load("run").model(0).probabilities(x[0])[0].numpy()
     close([row[f"p({c})"] for c in range(6)], expected)

@@ -1,4 +1,4 @@
-"""A leaderboard as CSV, Markdown and LaTeX."""
+"""A leaderboard as CSV and Markdown; LaTeX has the same tables."""
 
 import csv
 import io
@@ -7,15 +7,16 @@ import re
 import pytest
 
 from fedloom.metrics.leaderboard import METRICS
+from fedloom.report.latex import to_latex
 from fedloom.report.leaderboard import (
     COLUMNS,
     VIEWS,
+    budget_sentences,
     caption,
     format_bytes,
     format_cell,
     main_rows,
     to_csv,
-    to_latex,
     to_markdown,
     unseen_columns,
 )
@@ -103,62 +104,6 @@ def test_a_view_without_rows_has_no_table():
     assert len(markdown_tables(to_markdown(BOARD[:4]))) == 1
     assert to_latex(BOARD[:4]).count(r"\begin{table}") == 1
     assert "Global" not in to_latex(BOARD[:4]) + to_markdown(BOARD[:4])
-
-
-def latex_tables(text):
-    """Lines of cells, per table."""
-    return [
-        [re.split(r"(?<!\\)&", row.removesuffix(r" \\")) for row in table.splitlines() if row.endswith(r" \\")]
-        for table in text.split(r"\begin{tabular}")[1:]
-    ]
-
-
-@pytest.mark.parametrize("board", [BOARD, UNPAIRED], ids=["gain", "no gain"])
-def test_latex_has_as_many_cells_in_every_row_as_its_tabular_has_columns(board):
-    text = to_latex(board)
-    layouts = re.findall(r"\\begin{tabular}{(\w+)}", text)
-    tables = latex_tables(text)
-    assert [len(table) for table in tables] == [3, 2]  # titles and methods
-    for layout, table in zip(layouts, tables, strict=True):
-        assert {len(cells) for cells in table} == {len(layout)}
-
-
-def test_latex_opens_and_closes_what_it_opens():
-    text = to_latex(BOARD)
-    for name in ("table", "tabular"):
-        assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 2
-    assert text.count("{") == text.count("}")
-    assert text.count("$") % 2 == 0
-    for rule in ("toprule", "midrule", "bottomrule"):
-        assert text.count(f"\\{rule}") == 2
-
-
-def test_latex_escapes_what_would_not_be_text():
-    text = to_latex([line("a_b&c#d%e"), line("a_b&c#d%e", selection="last")])
-    assert r"a\_b\&c\#d\%e" in text
-    assert r"lowest 5 \%" in text
-    assert not re.search(r"(?<!\\)[%#_]", text)  # a lone % would hide the rest of its line
-    (((_, *_), cells),) = latex_tables(text)
-    assert cells[0].strip() == r"a\_b\&c\#d\%e"
-
-
-def test_latex_sets_the_best_mean_and_the_best_lowest_in_bold_and_nothing_else():
-    """Of the personal models fedavg has the best mean (90) and ditto the best lowest 5 % (60); the only global model
-    is the best of its table in both."""
-    personal, global_ = latex_tables(to_latex(BOARD))
-    assert [[c.strip() for c in cells if "textbf" in c] for cells in personal[1:]] == [
-        [r"\textbf{90.00 $\pm$ 0.33}"],
-        [r"\textbf{60.00 $\pm$ 0.33}"],
-    ]
-    assert [i for i, c in enumerate(personal[1]) if "textbf" in c] == [1]
-    assert [i for i, c in enumerate(personal[2]) if "textbf" in c] == [2]
-    assert [i for i, c in enumerate(global_[1]) if "textbf" in c] == [1, 2]
-
-
-def test_latex_sets_all_that_share_the_best_in_bold():
-    methods = ("a", "b")
-    board = [line(m, selection=s, acc_mean=90.0, acc_low5=30.0) for m in methods for s in ("validation", "last")]
-    assert to_latex(board).count(r"\textbf") == 4
 
 
 @pytest.mark.parametrize("write", [to_markdown, to_latex])
@@ -251,25 +196,52 @@ def held_out(row):
 
 def test_unseen_clients_have_a_table_of_their_own_where_there_are_any():
     board = [held_out(row) for row in BOARD]
-    unseen, tex = markdown_tables(to_markdown(board))[2], latex_tables(to_latex(board))[2]
+    unseen = markdown_tables(to_markdown(board))[2]
     assert [cells[0] for cells in unseen] == ["method", "---", "fedavg", COMMA]
     assert unseen[0][1:] == [title for title, _ in unseen_columns([]).values()]
     wanted = ["90.00 ± 0.33", "80.00 ± 0.25", "80.00 ± 0.25", "+12.50", "80.00 ± 0.25", "80.00 ± 0.25", "+12.50"]
     assert unseen[2][1:] == wanted
-    bold = [text if text.startswith("+") else r"\textbf{" + text.replace("±", r"$\pm$") + "}" for text in wanted]
-    assert [c.strip() for c in tex[1][1:]] == bold  # it is the better of the two
     assert len(markdown_tables(to_markdown(BOARD))) == 2
     assert "nseen" not in to_markdown(BOARD) + to_latex(BOARD)
 
 
-def test_ranks_come_first_in_markdown_and_latex():
+def test_ranks_come_first_in_markdown():
     board = [line(name, selection=which, rank=1) for name in "ab" for which in ("validation", "last")]
     header, bars, first, *_ = [text for text in to_markdown(board).splitlines() if text.startswith("|")]
     assert header.startswith("| # | method |")
     assert bars.startswith("|--:|---|--:|")
     assert first.startswith("| 1 | a |")
-    latex = to_latex(board)
-    assert r"\begin{tabular}{rl" in latex
-    assert r"\# & method &" in latex
-    assert "1 & a &" in latex
     assert "may be chance" in caption(board)
+
+
+def computed(row, rounds=10, samples=500.0, **more):
+    return {**row, "rounds": rounds, "gradients_per_round": 6.0, "samples_per_round": samples / rounds,
+            "gradients_in_all": 60.0, "samples_in_all": samples, **more}  # fmt: skip
+
+
+def test_a_table_says_what_clients_compute_and_whether_it_differs():
+    board = [computed(row, samples=1500.0 if row["method"] == COMMA else 500.0) for row in BOARD]
+    *_, (titles, _, first, second) = markdown_tables(to_markdown(board))
+    assert titles == ["method", "rounds", "gradients", "samples", "gradients in all", "samples in all"]
+    assert first == ["fedavg", "10", "6", "50", "60", "500"]
+    assert second[-1] == "1500"
+    assert budget_sentences(board) == [f"Budgets differ: {COMMA} computes 3.0 times as much as fedavg."]
+    assert budget_sentences([computed(row) for row in BOARD]) == []
+    assert budget_sentences(BOARD) == []  # of an older version, which did not count
+
+
+def test_who_does_not_keep_to_an_equal_budget_is_named():
+    """FedAvg has exactly its budget; 10 rounds of ditto are 104 %, which is near; 2 rounds are 120 %, because 1.67
+    cannot be; 30 rounds are 120 % because it trains for longer than expected."""
+
+    def sentences(rounds, share):
+        rows = [computed(row, equal_budget="fedavg", of_budget=100.0) for row in BOARD]
+        return budget_sentences(
+            [{**r, "of_budget": share, "rounds": rounds} if r["method"] == COMMA else r for r in rows]
+        )
+
+    first, *rest = sentences(10, 104.0)
+    assert "compute what fedavg does" in first
+    assert rest == []
+    assert sentences(2, 120.0)[1:] == [f"{COMMA} used 120 % of the budget (rounds are whole)."]
+    assert sentences(30, 120.0)[1:] == [f"{COMMA} used 120 % of the budget."]

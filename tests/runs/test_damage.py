@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import Crash, crash_after
+from helpers import Crash, CrashAt, crash_after
 from kills import REPRODUCIBLE_FILES, assert_same_files
 from safetensors.torch import load_file, save_file
 
@@ -195,12 +195,8 @@ def test_a_checkpoint_of_another_seed_is_set_aside(folders, copy, tmp_path, capl
 
 def start_two(folder, rounds):
     """Two runs that are trained together, stopped after so many rounds; of the last there is no checkpoint yet."""
-
-    def on_method(label, *_):
-        return crash_after(2 * rounds) if label == "fedrep" else None
-
     with pytest.raises(Crash):
-        fedloom.compare(["fedrep"], seeds=2, out=folder, on_method=on_method, **SMALL)
+        fedloom.compare(["fedrep"], seeds=2, out=folder, callbacks=[CrashAt("fedrep", rounds)], **SMALL)
     return [folder / "runs" / "fedrep" / f"seed-{seed}" for seed in range(2)]
 
 

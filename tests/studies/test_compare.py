@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 import pytest
-from helpers import make_federation, run_cli
+from helpers import CrashAt, Seen, make_federation, run_cli
 from sentences import user_error
 
 import fedloom
@@ -304,10 +304,10 @@ MISTAKES = {
 def test_a_mistake_of_any_method_shows_before_anything_is_trained_or_written(mistake, tmp_path):
     methods, values, words = MISTAKES[mistake]
     values = {k: v for k, v in {**QUICK, **values}.items() if v is not None}
-    started = []
+    seen = Seen()
     with user_error(*words):
-        compare(methods, out=tmp_path / "runs" / "mine", on_method=lambda *run: started.append(run), **values)
-    assert started == []
+        compare(methods, out=tmp_path / "runs" / "mine", callbacks=[seen], **values)
+    assert seen.events == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -351,39 +351,32 @@ def test_stacked_seeds_give_what_single_runs_give(singles):
 
 def test_a_finished_comparison_is_not_trained_again(done):
     before = files(done.folder / "runs")
-    started, rounds = [], []
-
-    def on_method(*run):
-        started.append(run)
-        return lambda *round_: rounds.append(round_)
-
-    again = compare(ASKED, seeds=2, out=done.folder, resume=True, on_method=on_method, **TASK)
+    seen = Seen()
+    again = compare(ASKED, seeds=2, out=done.folder, resume=True, callbacks=[seen], **TASK)
     assert again.board == done.board  # with the times: they are those of the runs
     assert again.config == done.config
     assert files(done.folder / "runs") == before
-    assert rounds == []
-    assert len(started) == 3
+    assert seen.events == []
 
 
-def test_methods_are_announced_with_how_many_are_done():
+def test_callbacks_see_the_runs_of_a_method_and_how_many_methods_are_done():
     started = []
-    compare(["fedavg"], seeds="4,2", on_method=lambda *run: started.append(run), **QUICK)
-    assert started == [("local", [4, 2], 0, 2), ("fedavg", [4, 2], 1, 2)]
+
+    class Titles(fedloom.Callback):
+        def on_setup(self, run):
+            started.append((run.name, run.seed, run.group, run.together))
+
+    compare(["fedavg"], seeds="4,2", callbacks=[Titles()], **QUICK)
+    assert started == [
+        ("local", 4, (1, 2), 2), ("local", 2, (1, 2), 2), ("fedavg", 4, (2, 2), 2), ("fedavg", 2, (2, 2), 2)
+    ]  # fmt: skip
 
 
 def test_an_interrupted_comparison_is_resumed_where_it_was(tmp_path):
     """Stopped in the first round of the second of three methods: the two runs of the first are kept as they are."""
-
-    def interrupt(name, seeds, count, total):
-        def on_round(t, rounds, row):
-            if count == 1 and t == 2:  # the rounds of two stacked runs are counted
-                raise KeyboardInterrupt
-
-        return on_round
-
     folder, task = tmp_path / "mine", {**QUICK, "rounds": 2}
     with pytest.raises(KeyboardInterrupt):
-        compare(ASKED, seeds=2, out=folder, on_method=interrupt, **task)
+        compare(ASKED, seeds=2, out=folder, callbacks=[CrashAt(LABELS[1], 1, KeyboardInterrupt)], **task)
     assert not (folder / "leaderboard.csv").exists()
     finished = {p.parent: files(p.parent) for p in folder.glob("runs/*/*/summary.json")}
     assert len(finished) == 2

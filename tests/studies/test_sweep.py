@@ -7,7 +7,7 @@ import shlex
 import numpy as np
 import pytest
 import torch
-from helpers import Crash, run_cli
+from helpers import Crash, Seen, run_cli
 from kills import assert_same_files
 from sentences import user_error
 from torch import nn
@@ -110,10 +110,10 @@ def test_a_sweep_that_crashed_is_resumed_to_the_same_bytes(done, tmp_path, monke
         sweep("ditto", grid=GRID, seeds=2, out=folder, **TASK)
     monkeypatch.undo()
     assert len({max(path.name for path in (p / "checkpoints").iterdir()) for p in folder.glob("runs/*/*")}) == 2
-    seen = []
-    on_group = lambda *about: lambda *round_: seen.append(round_[:2])  # noqa: E731
-    found = sweep("ditto", grid=GRID, seeds=2, out=folder, resume=True, on_group=on_group, **TASK)
-    assert seen == [(8, 16), (16, 16)]  # rounds of all runs
+    seen = Seen()
+    found = sweep("ditto", grid=GRID, seeds=2, out=folder, resume=True, callbacks=[seen], **TASK)
+    assert [t for *_, t in seen.of("on_start")] == [1] * 8
+    assert [t for *_, t in seen.of("on_round")] == [2] * 8
     assert len(folders(found)) == 8
     for mine, whole in zip(folders(found), folders(done), strict=True):
         assert_same_files(mine, whole)
@@ -130,10 +130,17 @@ def test_a_finished_sweep_is_not_trained_again(done):
 def test_settings_that_cannot_be_stacked_are_swept_too():
     """Numbers of epochs determine loops: runs with the same number are stacked, with their learning rates."""
     groups = []
-    grid = {"head_epochs": [1, 2], "lr": [0.1, 0.2]}
-    found = sweep("fedrep", grid=grid, on_group=lambda *about: groups.append(about), **{**TASK, "rounds": 1})
+
+    class Groups(fedloom.Callback):
+        def on_setup(self, run):
+            groups.append((run.name, run.group, run.together))
+
+    found = sweep("fedrep", grid={"head_epochs": [1, 2], "lr": [0.1, 0.2]}, callbacks=Groups(), **{**TASK, "rounds": 1})
     assert len(found.table) == 4
-    assert groups == [("fedrep", 2, 0, 2), ("fedrep", 2, 1, 2)]
+    assert groups == [
+        ("head_epochs=1,lr=0.1", (1, 2), 2), ("head_epochs=1,lr=0.2", (1, 2), 2),
+        ("head_epochs=2,lr=0.1", (2, 2), 2), ("head_epochs=2,lr=0.2", (2, 2), 2),
+    ]  # fmt: skip
 
 
 def test_the_folder_of_a_run_with_a_long_name_can_be_made(tmp_path):
@@ -171,14 +178,14 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_shows_before_anything_is_trained_or_written(mistake, tmp_path):
     asked, words = MISTAKES[mistake]
-    started = []
+    seen = Seen()
     settings = {"algorithm": "ditto", "grid": {"lr": [0.1, 0.2]}, "out": tmp_path / "mine", **TASK, **asked}
     if mistake == "no validation data":
         settings |= {"dataset": "digits"}
         del settings["per_client"]
     with user_error(*words):
-        sweep(**settings, on_group=lambda *about: started.append(about))
-    assert started == []
+        sweep(**settings, callbacks=[seen])
+    assert seen.events == []
     assert list(tmp_path.iterdir()) == []
 
 

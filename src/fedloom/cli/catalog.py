@@ -1,12 +1,15 @@
 """The entries that `fedloom list` prints, as plain data."""
 
+import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from fedloom.config.files import preset, presets
+from fedloom.config.methods import find_method
 from fedloom.config.resolve import VARIANT, flat
 from fedloom.config.settings import Settings
 from fedloom.core.algorithm import ALGORITHMS, Algorithm
+from fedloom.core.errors import unknown
 from fedloom.core.kinds import KINDS as TARGETS
 from fedloom.core.registry import Registry
 from fedloom.core.settings import fields
@@ -16,16 +19,30 @@ from fedloom.models.zoo import MODELS, Model
 
 
 def catalog(kind: str, name: str | None = None) -> list[dict[str, Any]]:
-    """All entries of a kind ("algorithms", "datasets", "models", "partitions" or "presets"), or the one with a name."""
+    """All entries of a kind ("algorithms", "datasets", "models", "partitions", "presets" or "settings"), or the one
+    with a name; a method may also be given as a file."""
     if kind == "presets":
         return _presets(name)
+    if kind == "settings":
+        known = _settings(Settings)
+        if name is not None and name not in known:
+            raise unknown("setting", name, known)
+        return [{"name": n, **about} for n, about in known.items() if name in (None, n)]
+    if kind == "algorithms" and name is not None:
+        cls = find_method(name)
+        return [{"name": cls.name, **_algorithm(cls)}]
     registry, describe = KINDS[kind]
     return [{"name": n, **describe(registry[n])} for n in ([name] if name is not None else registry.names())]
 
 
 def _settings(cls: type) -> dict[str, dict[str, Any]]:
-    """Default and meaning of every setting of a class."""
-    return {name: {"default": f.default, "about": f.metadata.get("about", "")} for name, f in fields(cls).items()}
+    """Default and meaning of every setting of a class, and its choices if it is one of some words."""
+    hints, found = typing.get_type_hints(cls), {}
+    for name, field in fields(cls).items():
+        found[name] = {"default": field.default, "about": field.metadata.get("about", "")}
+        if typing.get_origin(hints[name]) is Literal:
+            found[name]["choices"] = list(typing.get_args(hints[name]))
+    return found
 
 
 def _algorithm(cls: type[Algorithm]) -> dict[str, Any]:

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from fedloom.cli.tables import Column, least_width, number_column, print_table
+
 MAX_SENTENCES = 10  # of one kind
-MAX_CLASS_COLUMNS = 8  # with more classes, the table has no column for each
+MAX_CLASS_COLUMNS = 8  # with more classes, or long names, the table has no column for each
 ROWS_AT_ENDS = 8  # shown at either end of a long table
 Row = dict[str, Any]
 
@@ -94,10 +94,12 @@ def _print_counts(console: Console, report: Row) -> None:
     clients, classes = report["clients"], report["classes"]
     used = [c for c, entry in enumerate(classes) if entry["samples"]]
     if clients and len(used) <= MAX_CLASS_COLUMNS:
+        titles = ["client", "samples", *(classes[c]["class"] for c in used)]
         rows = [[row["client"], row["samples"], *(row["labels"][c] for c in used)] for row in clients]
         total = ["all", report["samples"], *(classes[c]["samples"] for c in used)]
-        _print_table(console, ["client", "samples", *(classes[c]["class"] for c in used)], rows, total)
-        return
+        if least_width(_columns(titles), _texts([*rows, total])) <= console.width:
+            _print_table(console, titles, rows, total)
+            return
     one, many = ("class", "classes") if report["target"] == "classes" else ("label", "labels")
     columns = ["class", "samples", *(["clients"] if clients else [])]
     _print_table(console, [one, *columns[1:]], [[row[column] for column in columns] for row in classes])
@@ -118,14 +120,17 @@ def _sample_description(report: Row) -> str:
     return f"{shape} numbers each"
 
 
-def _print_table(console: Console, columns: list[str], rows: list[list[Any]], total: list[Any] | None = None) -> None:
+def _print_table(console: Console, titles: list[str], rows: list[list[Any]], total: list[Any] | None = None) -> None:
     """Print all rows, or of a long table those with the most and the fewest samples; `total` is the last row."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(Text(column), justify="right" if i else "left", overflow="ellipsis", no_wrap=True)
     if len(rows) > 2 * ROWS_AT_ENDS + 4:
         ranked = sorted(rows, key=lambda row: -row[1])
         rows = [*ranked[:ROWS_AT_ENDS], [f"... {len(rows) - 2 * ROWS_AT_ENDS} more"], *ranked[-ROWS_AT_ENDS:]]
-    for row in [*rows, *([total] if total else [])]:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    console.print(table)
+    print_table(console, _columns(titles), _texts([*rows, *([total] if total else [])]))
+
+
+def _columns(titles: list[str]) -> list[Column]:
+    return [Column(titles[0]), *map(number_column, titles[1:])]
+
+
+def _texts(rows: list[list[Any]]) -> list[list[str]]:
+    return [[str(cell) for cell in row] for row in rows]

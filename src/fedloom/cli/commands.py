@@ -10,35 +10,75 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli import data, display, models
+from fedloom.cli import completion, data, models
+from fedloom.cli.command import Command, Group, UsageError, examples
 from fedloom.cli.console import begin, err, out
-from fedloom.cli.options import pairs, with_settings
-from fedloom.core.errors import UserError, is_plain_text, plural, printable, system_error, unknown
+from fedloom.cli.options import ConfigDict, Json, option, pairs, with_settings
+from fedloom.core.errors import UserError, is_plain_text, printable, system_error, unknown
+from fedloom.trackers import TRACKERS
 
 app = typer.Typer(
+    cls=Group,
     help="Personalized federated learning: many clients train together, each ends up with a model that is good for it.",
+    epilog=examples(
+        "fedloom run",
+        "fedloom compare fedavg fedrep ditto --seeds 3",
+        "fedloom list algorithms",
+        docs="README.md, docs/",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     invoke_without_command=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(data.app, name="data")
-for command in (models.predict, models.evaluate, models.export):
-    app.command()(command)
 RESUMABLE = ("config.yaml", "compare.yaml", "sweep.yaml")  # a folder with one of these can be resumed
-UsageError: Any = typer.BadParameter.__base__  # typer exports its subclasses only
+KINDS = ("algorithms", "datasets", "models", "partitions", "presets", "settings")
 
-PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
-ConfigDict = dict[str, Any]
-Out = Annotated[Path | None, typer.Option("--out", help="folder for the results [runs/NAME-N]", **PLAIN)]
-NoSave = Annotated[bool, typer.Option("--no-save", help="write no files")]
-Resume = Annotated[Path | None, typer.Option("--resume", help="continue what was started in this folder", **PLAIN)]
-METHOD = "method, see 'fedloom list algorithms', or a Python file with one [ditto]"
-Method = Annotated[str | None, typer.Argument(help=METHOD, show_default=False)]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="log the execution plan and the kernels used")]
+Out = Annotated[
+    Path | None, option("--out", about="folder for the results [runs/NAME-N]", metavar="FOLDER", group="Results")
+]
+NoSave = Annotated[bool, option("--no-save", about="write no files", group="Results")]
+Resume = Annotated[
+    Path | None,
+    option("--resume", about="continue what was started in this folder", metavar="FOLDER", group="Results"),
+]
+Tracker = Annotated[
+    list[str] | None,
+    option(
+        "--tracker",
+        about="log metrics there, too, see docs/callbacks.md; may be given several times",
+        metavar="|".join(TRACKERS),
+        group="Results",
+    ),
+]
+Verbose = Annotated[bool, option("--verbose", "-v", about="log the execution plan and the kernels used")]
 
 
-@app.command()
+def _method_argument(about: str, metavar: str = "METHOD") -> Any:
+    return typer.Argument(
+        help=about, metavar=metavar, show_default=False, autocompletion=lambda: completion.names("algorithms")
+    )
+
+
+def _seeds_option(default: int) -> Any:
+    return option("--seeds", about=f"how many (3), or which (4,7,9) [{default}]", metavar="INT,...", group="Training")
+
+
+Method = Annotated[
+    str | None, _method_argument("method, see 'fedloom list algorithms', or a Python file with one [ditto]")
+]
+
+
+@app.command(
+    cls=Command,
+    epilog=examples(
+        "fedloom run",
+        "fedloom run fedrep --dataset fmnist --rounds 100 --lr 0.01",
+        "fedloom run ditto --set lam=0.5 --set split=0.6/0.2/0.2",
+        "fedloom run ./my_method.py --dataset hospitals.csv --out runs/first",
+        docs="docs/runs.md",
+    ),
+)
 @with_settings()
 def run(
     config: ConfigDict,
@@ -46,92 +86,160 @@ def run(
     out_: Out = None,
     resume: Resume = None,
     no_save: NoSave = False,
+    tracker: Tracker = None,
     verbose: Verbose = False,
 ) -> None:
-    """Train and evaluate one method. Without arguments: Ditto on digits, 20 clients, Dirichlet 0.1."""
+    """Train and evaluate one method.
+
+    Without arguments: Ditto on digits, 20 clients, Dirichlet 0.1.
+    """
+    from fedloom.cli import display
     from fedloom.config.resolve import combine, resolve
     from fedloom.runs.directory import RunDirectory
     from fedloom.studies.execute import execute
+    from fedloom.trackers.named import trackers
 
     begin(verbose)
+    tracking = trackers(tracker or [])
     _check_exclusive(out_, resume, no_save)
     saved = RunDirectory(resume).config() if resume is not None else {}
     resolved = resolve(combine(saved, config, {"algorithm": algorithm} if algorithm is not None else {}))
     names = [resolved.algorithm.name, Path(display.dataset_label(config.get("dataset", {}))).stem]
     folder = None if no_save else resume or out_ or _free_folder("-".join(names))
-    with display.round_progress(err) as bar:
+    with display.round_progress(err) as callbacks:
         result = _interruptible(
-            lambda: execute(resolved, out=folder, resume=resume is not None, on_round=bar(resolved.algorithm.name)),
-            "run", folder,
-        )  # fmt: skip
+            lambda: execute(resolved, out=folder, resume=resume is not None, callbacks=[*callbacks, *tracking]),
+            "run",
+            folder,
+        )
     display.print_result(out, result)
     if result.all_diverged:
         raise typer.Exit(1)  # the log says so
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog=examples(
+        "fedloom compare",
+        "fedloom compare fedavg fedrep ditto:lam=0.5 --dataset fmnist --seeds 3",
+        "fedloom compare local fedavg ./my_method.py --metric macro_f1",
+        "fedloom compare fedrep plgu-grep --equal-budget fedavg --out runs/fair",
+        docs="docs/comparisons.md, docs/metrics.md",
+    ),
+)
 @with_settings(without="seed")
 def compare(
     config: ConfigDict,
     methods: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="methods, with settings where they differ: ditto:lam=0.5 [local fedavg fedrep ditto]",
-            show_default=False,
+        _method_argument(
+            "methods, with settings where they differ: ditto:lam=0.5 [local fedavg fedrep ditto]", "METHOD..."
         ),
     ] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="how many (3), or which (4,7,9) [3]", **PLAIN)] = None,
+    seeds: Annotated[str | None, _seeds_option(3)] = None,
+    equal_budget: Annotated[
+        str | None,
+        option(
+            "--equal-budget",
+            about="give all methods as many rounds as it takes them to compute what this one does [fedavg]",
+            metavar="METHOD",
+            group="Training",
+            kind="algorithms",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        option(
+            "--columns",
+            about="columns of the LaTeX table [mean,low5,worst,gain,harmed]",
+            metavar="NAME,...",
+            group="Results",
+        ),
+    ] = None,
     out_: Out = None,
     resume: Resume = None,
     no_save: NoSave = False,
+    tracker: Tracker = None,
     verbose: Verbose = False,
 ) -> None:
-    """Train and evaluate several methods on one task, each with several seeds, and rank them."""
+    """Train and evaluate several methods on one task, and rank them.
+
+    Each is trained with several seeds.
+    """
+    from fedloom.cli import display
     from fedloom.config.resolve import combine
-    from fedloom.studies.compare import METHODS, carry_out, configurations, parse_methods, read_comparison
+    from fedloom.report.latex import COLUMNS, check_columns
+    from fedloom.studies.compare import (
+        EQUAL_BUDGET,
+        METHODS,
+        carry_out,
+        configurations,
+        parse_methods,
+        read_comparison,
+    )
     from fedloom.studies.study import parse_seeds
+    from fedloom.trackers.named import trackers
 
     begin(verbose)
+    tracking = trackers(tracker or [])
     _check_exclusive(out_, resume, no_save)
     names, numbers, saved = read_comparison(resume) if resume is not None else (list(METHODS), [0, 1, 2], {})
     names, numbers = config.pop("methods", names), config.pop("seeds", numbers)
     names, numbers = methods or parse_methods(names), parse_seeds(numbers if seeds is None else seeds)
+    budget = equal_budget or config.pop(EQUAL_BUDGET, None) or saved.pop(EQUAL_BUDGET, None)
+    shown = COLUMNS if columns is None else check_columns([name.strip() for name in columns.split(",")])
     configs = configurations(names, combine(saved, config))
     dataset = Path(display.dataset_label(config.get("dataset", {}))).stem
     folder = None if no_save else resume or out_ or _free_folder(f"compare-{dataset}")
-    with display.round_progress(err) as bar:
+    with display.round_progress(err) as callbacks:
         comparison = _interruptible(
             lambda: carry_out(
-                configs, numbers, out=folder, resume=resume is not None,
-                on_method=lambda label, seeds, done, total: bar(
-                    f"{done + 1}/{total} {label}, {plural(len(seeds), 'seed')}"
-                ),
+                configs, numbers, out=folder, resume=resume is not None, equal_budget=budget, columns=shown,
+                callbacks=[*callbacks, *tracking],
             ),
             "compare", folder,
         )  # fmt: skip
     display.print_comparison(out, comparison)
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog=examples(
+        "fedloom sweep ditto --grid lr=0.005,0.01,0.05 --grid lam=0.1,1 --seeds 3",
+        "fedloom sweep fedprox --preset gpfl/fmnist-dirichlet --grid mu=0.001,0.01,0.1",
+        "fedloom sweep --resume runs/sweep-ditto-digits-1",
+        docs="docs/sweep.md",
+    ),
+)
 @with_settings(without="seed")
 def sweep(
     config: ConfigDict,
     algorithm: Method = None,
     grid: Annotated[
-        list[str] | None, typer.Option("--grid", help="a setting and its values: lr=0.005,0.01", metavar="KEY=VALUES")
+        list[str] | None,
+        option(
+            "--grid", about="a setting and its values: --grid lr=0.005,0.01", metavar="KEY=VALUES", group="Training"
+        ),
     ] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="how many (3), or which (4,7,9) [1]", **PLAIN)] = None,
+    seeds: Annotated[str | None, _seeds_option(1)] = None,
     out_: Out = None,
     resume: Resume = None,
     no_save: NoSave = False,
+    tracker: Tracker = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run one method with all combinations of some settings, and rank them on validation data."""
+    """Train one method with all combinations of some settings.
+
+    They are ranked on validation data.
+    """
+    from fedloom.cli import display
     from fedloom.config.resolve import combine
     from fedloom.studies.study import parse_seeds
     from fedloom.studies.sweep import carry_out, configurations, parse_grid, read_sweep
+    from fedloom.trackers.named import trackers
 
     begin(verbose)
+    tracking = trackers(tracker or [])
     _check_exclusive(out_, resume, no_save)
     values, numbers, saved = read_sweep(resume) if resume is not None else ({}, [0], {})
     config_grid, numbers = config.pop("grid", None), config.pop("seeds", numbers)
@@ -141,29 +249,35 @@ def sweep(
     method = merged.get("algorithm", {}).get("name", "ditto")
     names = ["sweep", method, Path(display.dataset_label(config.get("dataset", {}))).stem]
     folder = None if no_save else resume or out_ or _free_folder("-".join(names))
-    with display.round_progress(err) as bar:
+    with display.round_progress(err) as callbacks:
         result = _interruptible(
             lambda: carry_out(
                 configurations(merged), values, numbers, out=folder, resume=resume is not None,
-                on_group=lambda name, runs, done, total: bar(f"{done + 1}/{total} {name}, {plural(runs, 'run')}"),
+                callbacks=[*callbacks, *tracking],
             ),
             "sweep", folder,
         )  # fmt: skip
     display.print_sweep(out, result)
 
 
-@app.command()
+for command, epilog in models.COMMANDS.items():
+    app.command(cls=Command, epilog=epilog)(command)
+
+
+@app.command(
+    cls=Command,
+    epilog=examples("fedloom check ./my_method.py", "fedloom check ditto --set lam=0.5", docs="docs/new-method.md"),
+)
 def check(
-    method: Annotated[
-        str, typer.Argument(help="Python file with a method, package.module:Class, or a name", metavar="METHOD")
-    ],
+    method: Annotated[str, _method_argument("Python file with a method, package.module:Class, or a name")],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="a setting of the method: --set lam=0.5", metavar="KEY=VALUE")
+        list[str] | None, option("--set", about="a setting of the method: --set lam=0.5", metavar="KEY=VALUE")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Test a method as FedLoom's own are tested, and say what is wrong with it."""
+    """Test a method of your own as FedLoom's are tested."""
+    from fedloom.cli import display
     from fedloom.config.methods import find_method
     from fedloom.core.settings import build
     from fedloom.studies.method_check import check_method
@@ -176,26 +290,53 @@ def check(
         raise typer.Exit(1)
 
 
-KINDS = ("algorithms", "datasets", "models", "partitions", "presets")
-
-
-@app.command(name="list")
+@app.command(
+    name="list",
+    cls=Command,
+    epilog=examples(
+        "fedloom list algorithms",
+        "fedloom list algorithms ditto",
+        "fedloom list algorithms ./my_method.py",
+        "fedloom list settings --json",
+        docs="docs/methods/README.md, docs/data.md, docs/models.md",
+    ),
+)
 def list_(
-    kind: Annotated[str, typer.Argument(help=", ".join(KINDS), metavar="KIND")],
-    name: Annotated[str | None, typer.Argument(help="one of them, with its settings", show_default=False)] = None,
-    json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}",
+            metavar="KIND",
+            show_default=False,
+            autocompletion=lambda: KINDS,
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="one of them, with its settings; also a Python file with a method",
+            metavar="NAME",
+            show_default=False,
+            autocompletion=completion.names_of_kind,
+        ),
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """What there is to choose from, and the settings of each."""
+    """Show what there is to choose from, and all settings."""
     if kind not in KINDS:
         raise unknown("list", kind, KINDS)
+    from fedloom.cli import display
     from fedloom.cli.catalog import catalog
 
     display.print_catalog(out, kind, catalog(kind, name), json, details=name is not None)
 
 
+app.add_typer(data.app, name="data")
+
+
 @app.callback()
 def _without_command(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="print the version")] = False
+    context: typer.Context, version: Annotated[bool, option("--version", about="print the version")] = False
 ) -> None:
     """Print the version or, without a command, the help."""
     if version:
@@ -236,7 +377,7 @@ def run_command() -> None:
     """Run the command that the arguments ask for, and exit; whatever a user can cause is reported in one sentence."""
     try:
         _check_surroundings()
-        code = app(standalone_mode=False)
+        code = app(prog_name="fedloom", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)

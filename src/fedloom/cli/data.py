@@ -2,18 +2,27 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fedloom.cli import display
-from fedloom.cli.check_report import print_check
+from fedloom.cli import completion
+from fedloom.cli.command import Command, Group, examples
 from fedloom.cli.console import begin, err, out
-from fedloom.cli.options import SETTINGS, pairs, with_settings
+from fedloom.cli.options import ConfigDict, Json, option, pairs, setting_option, with_settings
 
-app = typer.Typer(help="Fetch data, look at data, before training.", rich_markup_mode=None, invoke_without_command=True)
-PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
-ConfigDict = dict[str, Any]
+app = typer.Typer(
+    cls=Group,
+    help="Fetch data, and look at data before training.",
+    epilog=examples(
+        "fedloom data check hospitals.csv",
+        "fedloom data show --dataset fmnist --clients 50",
+        "fedloom data download fmnist",
+        docs="docs/data.md, docs/own-data.md",
+    ),
+    rich_markup_mode=None,
+    invoke_without_command=True,
+)
 
 
 @app.callback()
@@ -23,22 +32,32 @@ def _print_help(context: typer.Context) -> None:
         out.print(context.get_help(), highlight=False, markup=False)
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog=examples(
+        "fedloom data check hospitals.csv",
+        "fedloom data check hospitals.csv --set label=diagnosis --set client=site",
+        "fedloom data check pictures/ --partition dirichlet_class --clients 10",
+        docs="docs/own-data.md",
+    ),
+)
 def check(
-    path: Annotated[str, typer.Argument(help="file or folder with your own data", metavar="PATH")],
+    path: Annotated[str, typer.Argument(help="file or folder with your own data", show_default=False, metavar="PATH")],
     set_: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--set",
-            help="what the data do not say: --set label=NAME, see 'fedloom list datasets own'",
+            about="what the data do not say: --set label=NAME, see 'fedloom list datasets own'",
             metavar="KEY=VALUE",
+            group="Task",
         ),
     ] = None,
-    partition: Annotated[str | None, typer.Option("--partition", help=SETTINGS["partition"], **PLAIN)] = None,
-    clients: Annotated[str | None, typer.Option("--clients", help=SETTINGS["clients"], **PLAIN)] = None,
-    json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    partition: Annotated[str | None, setting_option("partition")] = None,
+    clients: Annotated[str | None, setting_option("clients")] = None,
+    json: Json = False,
 ) -> None:
-    """Check your own data: what is there, and what is wrong with it, before any training."""
+    """Check your own data: what is there, and what is wrong with it."""
+    from fedloom.cli.check_report import print_check
     from fedloom.config.resolve import configure
     from fedloom.core.errors import UserError
     from fedloom.core.settings import build
@@ -64,16 +83,26 @@ def check(
         raise typer.Exit(2)
 
 
-@app.command(name="show")
+@app.command(
+    name="show",
+    cls=Command,
+    epilog=examples(
+        "fedloom data show --dataset fmnist --clients 50 --set beta=0.5",
+        "fedloom data show --dataset hospitals.csv --picture clients.png",
+        docs="docs/data.md",
+    ),
+)
 @with_settings("dataset", "partition", "clients", "holdout_clients", "data_dir")
 def show_(
     config: ConfigDict,
     picture: Annotated[
-        Path | None, typer.Option("--picture", help="file for a picture (png, svg or pdf)", **PLAIN)
+        Path | None,
+        option("--picture", about="file for a picture: .png, .svg or .pdf", metavar="FILE", group="Results"),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    json: Json = False,
 ) -> None:
-    """Show how a data set would be divided among clients, without training."""
+    """Show how a data set is divided among clients."""
+    from fedloom.cli import display
     from fedloom.config.resolve import combine, resolve
     from fedloom.report import partition
     from fedloom.studies.build import make_data
@@ -88,14 +117,31 @@ def show_(
         err.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog=examples(
+        "fedloom data download fmnist",
+        "fedloom data download cifar100 --data-dir ~/data",
+        docs="docs/data.md",
+    ),
+)
 def download(
-    name: Annotated[str, typer.Argument(help="data set, see 'fedloom list datasets'", metavar="NAME")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="data set, see 'fedloom list datasets'",
+            show_default=False,
+            metavar="NAME",
+            autocompletion=lambda: completion.names("datasets"),
+        ),
+    ],
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="folder for data sets [$FEDLOOM_DATA, or a cache]", **PLAIN)
+        Path | None,
+        option("--data-dir", about="folder for data sets [$FEDLOOM_DATA, or a cache]", metavar="FOLDER"),
     ] = None,
 ) -> None:
-    """Fetch a data set from its publisher; what is there already is not fetched again."""
+    """Fetch a data set from its publisher, unless it is there already."""
+    from fedloom.cli import display
     from fedloom.data import fetch
     from fedloom.data.dataset import DATASETS, folders
 

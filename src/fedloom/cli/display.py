@@ -9,20 +9,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
+from fedloom.cli.tables import Column, number_column, print_table
 from fedloom.core.errors import plural
 from fedloom.metrics.leaderboard import MAJORITY, MEAN, WITHOUT_MODEL
 from fedloom.metrics.registry import METRICS, column_name, in_percent, sign
 from fedloom.report import sweep as sweep_table
 from fedloom.report.leaderboard import (
+    COMPUTATION,
     VIEWS,
+    budget_sentences,
     caption,
     columns,
+    computation_caption,
+    computation_rows,
     format_bytes,
     format_cell,
     format_number,
@@ -34,29 +37,36 @@ from fedloom.report.leaderboard import (
     unseen_columns,
     unseen_rows,
 )
+from fedloom.studies.callbacks import Callback, TrainingRun
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from fedloom.studies.compare import Comparison
-    from fedloom.studies.execute import OnRound
     from fedloom.studies.method_check import Verdict
     from fedloom.studies.result import Result
     from fedloom.studies.sweep import Sweep
 
-DETAILS = ("settings", "usual", "paper", "licence", "model", "partition")  # columns of `fedloom list KIND NAME` only
+# columns of `fedloom list KIND`, and those of them that only wide terminals show; the details of one entry have all
+LISTED: dict[str, tuple[str, ...]] = {
+    "algorithms": ("name", "source", "shared", "private", "personal", "global", "targets"),
+    "datasets": ("name", "about", "size"),
+    "models": ("name", "takes", "about", "source"),
+    "partitions": ("name", "about"),
+    "presets": ("name", "about"),
+}
+ONLY_WIDE = ("personal", "global", "targets")
+TEXT_WIDTH = 24  # of a column of text, before those above are shown
 STATISTICS = ("mean", "low5", "top5", "worst", "std")
 UNSEEN_VIEWS = {"new": "unseen, on arrival", "joined": "unseen, joined"}
 
 
 @contextmanager
-def round_progress(console: Console) -> Iterator[Callable[[str], OnRound | None]]:
-    """A progress bar of rounds, with accuracy (or RMSE) and time left; nothing if the output is not a terminal.
-
-    Yields a function that starts the bar of a run, given its title, and returns the run's `on_round` callback.
-    """
+def round_progress(console: Console) -> Iterator[list[Callback]]:
+    """A progress bar of rounds, with accuracy (or RMSE) and time left, as a callback; none if the output is not a
+    terminal."""
     if not console.is_terminal:
-        yield lambda title: None
+        yield []
         return
     columns = (
         TextColumn("{task.description}"),
@@ -66,26 +76,48 @@ def round_progress(console: Console) -> Iterator[Callable[[str], OnRound | None]
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=console, transient=True) as bar:
+        yield [RoundProgress(bar)]
 
-        def start(title: str) -> OnRound:
-            for previous in bar.task_ids:
-                bar.remove_task(previous)
-            task = bar.add_task(title, total=None, score="getting ready")
-            started = False
 
-            def on_round(done: int, total: int, row: dict[str, Any] | None) -> None:
-                nonlocal started
-                if started:
-                    bar.update(task, completed=done)
-                else:  # a resumed run does not start at 0; the time left is estimated from here
-                    bar.reset(task, completed=done, total=total)
-                    started = True
-                if row is not None:
-                    bar.update(task, score=_progress(row))
+class RoundProgress(Callback):
+    """Shows the rounds of the runs that train at the same time as one bar."""
 
-            return on_round
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._group: tuple[int, int] | None = None
+        self._runs: dict[TrainingRun, Any] = {}  # metrics of the last evaluated round
+        self._started = False
 
-        yield start
+    def on_setup(self, run: TrainingRun) -> None:
+        if run.group != self._group:
+            self._group, self._runs, self._started, number, total = run.group, {}, False, *run.group
+            for previous in self._bar.task_ids:
+                self._bar.remove_task(previous)
+            title = f"{number}/{total} {run.name}" if total > 1 else run.name
+            title += f", {plural(run.together, 'run')}" if run.together > 1 else ""
+            self._task = self._bar.add_task(title, total=None, score="getting ready")
+        self._runs[run] = None
+
+    def on_start(self, run: TrainingRun) -> None:
+        self._show(run)
+
+    def on_round(self, run: TrainingRun) -> None:
+        self._show(run)
+
+    def _show(self, run: TrainingRun) -> None:
+        self._runs[run] = run.metrics or self._runs[run]
+        done = sum(one.round for one in self._runs)
+        if self._started:
+            self._bar.update(self._task, completed=done)
+        else:  # a resumed run does not start at 0; the time left is estimated from here
+            self._bar.reset(self._task, completed=done, total=sum(one.rounds for one in self._runs))
+            self._started = True
+        if found := [row for row in self._runs.values() if row is not None]:
+            means = {name: sum(row[name] for row in found) / len(found) for name in _PROGRESS if name in found[0]}
+            self._bar.update(self._task, score=_progress(means))
+
+
+_PROGRESS = ("pre_acc_mean", "pre_acc_low5", "pre_rmse_mean", "pre_rmse_low5")  # what a progress bar shows
 
 
 def _progress(row: dict[str, Any]) -> str:
@@ -128,12 +160,15 @@ def print_result(console: Console, result: Result) -> None:
     evaluated = len(result.clients["client"].unique()) - unseen
     clients = plural(evaluated, "client") + ("" if config["eval_clients"] is None else " evaluated")
     clients += f" and {unseen} unseen" if unseen else ""
+    done = f"{last['round']} of {config['rounds']}" if result.stopped else config["rounds"]
     console.print(
         f"[bold]{config['algorithm']['name']}[/] on {dataset_label(config['dataset'])}: {clients}, "
         f"{_describe(config['partition'])}, {_describe(config['model'])}, "
-        f"{config['rounds']} rounds in {result.seconds:.1f} s",
+        f"{done} rounds in {result.seconds:.1f} s",
         highlight=False,
     )
+    if result.stopped:
+        console.print(f"It ended early: {result.stopped}.", highlight=False, markup=False)
     name, percent = column_name(result.metric), in_percent(result.metric)
     columns = [f"client_{name}_{s}" if (name, s) == ("acc", "std") else f"{name}_{s}" for s in STATISTICS]
 
@@ -141,24 +176,28 @@ def print_result(console: Console, result: Result) -> None:
         values = (row.get(f"{view}_{column}", math.nan) for column in columns)
         return [str(row["round"]), *(format_value(value, percent) for value in values)]
 
-    table = _titled_table(f"\nTest {result.metric} over clients{', %' * percent}")
-    table.add_column("model", no_wrap=True)
-    for column in ("round", "mean", *tails(result.metric), "worst", "std"):
-        table.add_column(column, justify="right")
+    rows: list[list[str | Text]] = []
     reports: dict[str, Callable[[str], dict[str, Any]]] = {"last round": lambda view: last}
     if f"pre_val_{name}_mean" in last:
         reports["best on validation"] = result.best_on_validation
     reports["best on test"] = result.best_on_test
     for report, pick in reports.items():
-        table.add_row(f"[bold]{report}[/]")
+        rows.append([Text(report, "bold")])
         for view, title in VIEWS.items():
             if f"{view}_loss" in last:
-                table.add_row(f"  {title}", *cells(pick(view), view))
+                rows.append([f"  {title}", *cells(pick(view), view)])
         row = pick("pre")  # held-out clients have no say in which round is selected
         for view, title in UNSEEN_VIEWS.items():
             if f"{view}_loss" in row:
-                table.add_row(f"  {title}", *cells(row, view))
-    console.print(table)
+                rows.append([f"  {title}", *cells(row, view)])
+    titles = ("round", "mean", *tails(result.metric), "worst", "std")
+    console.print()
+    print_table(
+        console,
+        [Column("model"), *(number_column(title) for title in titles)],
+        rows,
+        f"Test {result.metric} over clients{', %' * percent}",
+    )
     _print_metrics(console, result)
     console.print("(Best on test is how the papers report; it is selected on the numbers it shows.)\n", style="dim")
     for column, unit in (("acc_global", " %"), ("rmse_global", " (RMSE)")):
@@ -173,8 +212,9 @@ def print_result(console: Console, result: Result) -> None:
         console.print(f"Everything is in {result.folder}", highlight=False, soft_wrap=True)
 
 
-# those that fit a narrow terminal; the files have more
+# columns of a leaderboard that only the files have, and ends of those that give way to long names of methods
 HIDDEN = ("client_acc_cv_x1e-2", "trend", "balanced_accuracy_mean", "auprc_mean", "r2_mean")
+EXTRA = ("_top5", "_worst", "_std")
 
 
 SHORT = {  # titles of metrics that fit a narrow terminal
@@ -200,16 +240,14 @@ def _print_metrics(console: Console, result: Result) -> None:
         return
     best = result.best_on_validation()["round"]
     kept = best if best in result.metrics["round"].to_pylist() else result.last()["round"]
-    table = _titled_table(f"Metrics of personal models after round {kept}, mean over clients", pad_edge=False)
     shown = [name for name in dict.fromkeys(m.name for m in METRICS) if name in result.metrics.column_names]
-    table.add_column("")
-    for name in shown:
-        table.add_column(SHORT.get(name, name), justify="right")
+    cells = []
     for title, t in (("models", kept), (MAJORITY if result.basic_metric == "accuracy" else MEAN, 0)):
         rows = result.metrics.filter([r == t for r in result.metrics["round"].to_pylist()])
         values = {m: [v for v in rows[m].to_pylist() if v is not None and not math.isnan(v)] for m in shown}
-        table.add_row(title, *(_mean(m, v) if v else "" for m, v in values.items()))
-    console.print(table)
+        cells.append([title, *(_mean(m, v) if v else "" for m, v in values.items())])
+    columns = [Column(""), *(number_column(SHORT.get(name, name), optional=True) for name in shown)]
+    print_table(console, columns, cells, f"Metrics of personal models after round {kept}, mean over clients")
 
 
 def _mean(metric: str, values: list[float]) -> str:
@@ -228,35 +266,48 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         f"{plural(len(config['seeds']), 'seed')}",
         highlight=False,
     )
-    title = f"\nPersonal models, test {metric} over clients{', %' * in_percent(metric)}"
-    table = _titled_table(title, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("#", justify="right")
-    table.add_column("method", overflow="fold", min_width=8)
-    for column in (first, *others, "last"):
-        table.add_column(found[column][0], justify="right", no_wrap=column == first)
+    cells = []
     for row in rows:
         numbers = (format_cell(row, column, with_std=False, digits=1) for column in others)
         still_moving = "*" * format_cell(row, "trend").endswith("*")
         last = format_cell(row, "last", with_std=False, digits=1) + still_moving
         mean = format_cell(row, first, separator=" ±")
-        table.add_row(str(row.get("rank", "")), row["method"], mean, *numbers, last)
-    console.print(table)
+        cells.append([str(row.get("rank", "")), row["method"], mean, *numbers, last])
+    shown = [number_column(found[column][0], optional=column.endswith(EXTRA)) for column in (first, *others, "last")]
+    title = f"Personal models, test {metric} over clients{', %' * in_percent(metric)}"
+    console.print()
+    print_table(console, [number_column("#"), Column("method"), *shown], cells, title)
     console.print(f"{caption(comparison.board)}\n", style="dim", highlight=False)
     if no_better := _no_better(rows, first, metric):
         console.print(f"{no_better}\n", highlight=False, markup=False)
     if held_out := unseen_rows(comparison.board):
         _print_unseen(console, held_out)
-    costs = _titled_table("Cost of a round")
-    costs.add_column("method", overflow="fold")
-    for title in ("sent down", "sent up", "training, s", "evaluation, s"):
-        costs.add_column(title, justify="right")
+    costs = []
     for row in rows:
         seconds = (format_number(row[name]) for name in ("train_seconds", "eval_seconds"))
-        costs.add_row(row["method"], format_bytes(row["bytes_down"]), format_bytes(row["bytes_up"]), *seconds)
-    console.print(costs)
+        costs.append([row["method"], format_bytes(row["bytes_down"]), format_bytes(row["bytes_up"]), *seconds])
+    titles = ("sent down", "sent up", "training, s", "evaluation, s")
+    print_table(console, [Column("method"), *(number_column(title) for title in titles)], costs, "Cost of a round")
+    _print_computation(console, comparison.board)
     if comparison.folder is not None:
         text = f"Leaderboard as CSV, Markdown and LaTeX, and all runs: {comparison.folder}"
         console.print(text, highlight=False, soft_wrap=True)
+
+
+def _print_computation(console: Console, board: list[dict[str, Any]]) -> None:
+    """Print what clients compute with each method, and whether that was the same for all."""
+    rows = computation_rows(board)
+    if not rows:
+        return
+    cells = [[row["method"], *(format_number(row[name]) for name in COMPUTATION)] for row in rows]
+    columns = [Column("method"), *(number_column(title) for title in COMPUTATION.values())]
+    print_table(console, columns, cells, "Local computation of a client")
+    console.print(f"{computation_caption(board)}\n", style="dim", highlight=False)
+    for sentence in (found := budget_sentences(board)):
+        hint = " --equal-budget fedavg gives all methods the same." if "equal_budget" not in rows[0] else ""
+        console.print(f"{sentence}{hint}", highlight=False, markup=False)
+    if found:
+        console.print()
 
 
 SHOWN_PREDICTIONS = 20
@@ -266,14 +317,18 @@ def print_predictions(console: Console, table: pa.Table, warnings: Sequence[str]
     """Print the first predictions of a table; `complete` says whether a file has all of them."""
     for sentence in warnings:
         console.print(f"Note: {sentence}", highlight=False, markup=False, soft_wrap=True)
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    columns = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         number = str(column.type) in ("double", "float")
-        shown.add_column(Text(name), justify="right" if number else "left", overflow="fold")
-    for row in table.slice(0, SHOWN_PREDICTIONS).to_pylist():
-        cells = (_cell_of_prediction(v) if isinstance(v, float) else "" if v is None else str(v) for v in row.values())
-        shown.add_row(*(Text(cell) for cell in cells))
-    console.print(shown)
+        columns.append(Column(name, right=number, wrap=not number, optional=name.startswith("p(")))
+    cells = [
+        [_cell_of_prediction(v) if isinstance(v, float) else "" if v is None else str(v) for v in row.values()]
+        for row in table.slice(0, SHOWN_PREDICTIONS).to_pylist()
+    ]
+    left_out = print_table(console, columns, cells)
+    if left_out and not complete:
+        text = "The terminal is too narrow for all probabilities; --out FILE keeps all."
+        console.print(text, highlight=False)
     if table.num_rows > SHOWN_PREDICTIONS:
         rest = "" if complete else "; --out FILE keeps all"
         console.print(f"The first {SHOWN_PREDICTIONS} of {table.num_rows} samples{rest}.", highlight=False)
@@ -289,19 +344,19 @@ def print_evaluation(console: Console, evaluation: dict[str, Any], as_json: bool
         console.out(json.dumps(evaluation), highlight=False)
         return
     names = list(evaluation["over_clients"])
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("client", overflow="fold")
-    for title in ("samples", *(SHORT.get(name, name) for name in names)):
-        table.add_column(title, justify="right")
+    rows: list[list[str | Text]] = []
     for row in evaluation["clients"][:MAX_CLIENTS]:
         cells = ("" if row[name] is None else format_value(row[name], in_percent(name)) for name in names)
-        table.add_row(Text(row["client"]), str(row["samples"]), *cells)
+        rows.append([row["client"], str(row["samples"]), *cells])
     if len(evaluation["clients"]) > 1:
-        for title, statistic in (("mean", "mean"), ("worst", "worst")):
+        for statistic in ("mean", "worst"):
             over = {name: evaluation["over_clients"][name].get(statistic) for name in names}
             cells = ("" if value is None else format_value(value, in_percent(name)) for name, value in over.items())
-            table.add_row(title, "", *cells, style="bold")
-    console.print(table)
+            rows.append([Text(cell, "bold") for cell in (statistic, "", *cells)])
+    columns = [Column("client"), number_column("samples")]
+    columns += [number_column(SHORT.get(name, name), optional=True) for name in names]
+    if print_table(console, columns, rows):
+        console.print("The terminal is too narrow for all metrics; --json has all.", highlight=False)
     if "recall" not in evaluation:
         return
     recalls = ", ".join(f"{name} {value:.1f} %" for name, value in evaluation["recall"].items() if value is not None)
@@ -318,12 +373,10 @@ def print_sweep(console: Console, sweep: Sweep) -> None:
         f"{plural(len(config['seeds']), 'seed')}",
         highlight=False,
     )
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for i, title in enumerate(sweep_table.titles(keys, config["metric"])):
-        table.add_column(Text(title), justify="left" if i < len(keys) else "right")
-    for row in sweep.table:
-        table.add_row(*(Text(text) for text in sweep_table.cells(row, keys, config["metric"], " ±")))
-    console.print(table)
+    titles = sweep_table.titles(keys, config["metric"])
+    columns = [Column(title) for title in titles[: len(keys)]]
+    columns += [number_column(title, optional=i > 1) for i, title in enumerate(titles[len(keys) :])]
+    print_table(console, columns, [sweep_table.cells(row, keys, config["metric"], " ±") for row in sweep.table])
     console.print(f"{sweep_table.caption(config['metric'])}\n", style="dim", highlight=False)
     if sweep.command is not None:
         console.print(Text.assemble("Run the best one: ", (sweep.command, "bold")), soft_wrap=True)
@@ -335,18 +388,10 @@ def _print_unseen(console: Console, rows: list[dict[str, Any]]) -> None:
     """Print the leaderboard of held-out clients."""
     metric, found = ranking_metric(rows), unseen_columns(rows)
     title = f"Unseen clients, test {metric}{', %' * in_percent(metric)}"
-    table = _titled_table(title, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("method", overflow="fold", min_width=8)
-    for title, _ in found.values():
-        table.add_column(title, justify="right")
-    for row in rows:
-        table.add_row(row["method"], *(format_cell(row, column, with_std=False, digits=1) for column in found))
-    console.print(table)
+    cells = [[row["method"], *(format_cell(row, column, with_std=False, digits=1) for column in found)] for row in rows]
+    numbers = [number_column(name, optional=column.endswith("_low5")) for column, (name, _) in found.items()]
+    print_table(console, [Column("method"), *numbers], cells, title)
     console.print(f"{unseen_caption(rows)}\n", style="dim", highlight=False)
-
-
-def _titled_table(title: str, **style: Any) -> Table:
-    return Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, **style)
 
 
 SHADES = " ▁▂▃▄▅▆▇█"
@@ -382,25 +427,24 @@ def print_partition(console: Console, statistics: dict[str, Any], as_json: bool)
     if held_out := [client["client"] for client in clients if client.get("held_out")]:
         which = f"client {held_out[0]}" if len(held_out) == 1 else f"clients {held_out[0]} to {held_out[-1]}"
         console.print(f"Held out, so that they never train: {which}.", highlight=False)
-    table = Table(box=SIMPLE_HEAD)
-    columns = ["client", "samples", "train", "val", "test", *(("mean", "std") if numbers else (noun,))]
-    for column in columns:
-        table.add_column(column, justify="right")
+    titles = ["samples", "train", "val", "test", *(("mean", "std") if numbers else (noun,))]
+    columns = [Column("client", right=True)]
+    columns += [number_column(title, optional=title in ("train", "val", "test")) for title in titles]
     width = 1 if numbers else -(-statistics["classes"] // MAX_BARS)
     if not numbers:
         one = {"classes": "class", "labels": "label"}[noun]
-        table.add_column(f"share of each {one if width == 1 else f'{width} {noun}'}", no_wrap=True)
+        columns.append(Column(f"share of each {one if width == 1 else f'{width} {noun}'}", wrap=False))
     if held_out:
-        table.add_column("", no_wrap=True)
+        columns.append(Column(""))
+    rows = []
     for client in clients[:MAX_CLIENTS]:
-        cells = [str(client[name]) for name in ("samples", "train", "val", "test")]
+        cells = [str(client.get("name", client["client"])), *(str(client[name]) for name in titles[:4])]
         if numbers:
             cells += [format_value(client[name], False) for name in ("mean", "std")]
         else:
             cells += [str(client["classes"]), _bars(client["labels"], width)]
-        cells += ["out" if client["held_out"] else ""] if held_out else []
-        table.add_row(Text(str(client.get("name", client["client"]))), *cells)
-    console.print(table)
+        rows.append([*cells, *(["out" if client["held_out"] else ""] if held_out else [])])
+    print_table(console, columns, rows)
     if len(clients) > MAX_CLIENTS:
         console.print(f"The first {MAX_CLIENTS} of {len(clients)} clients; --json has all, --picture FILE shows all.")
 
@@ -427,6 +471,9 @@ def print_catalog(console: Console, kind: str, rows: list[dict[str, Any]], as_js
     """Print entries of `fedloom.cli.catalog`: as JSON, with all their settings (`details`), or as a table."""
     if as_json:
         console.print_json(json.dumps(rows))
+    elif kind == "settings":
+        _print_settings(console, {row["name"]: row for row in rows})
+        console.print("Set one with --set NAME=VALUE; 'fedloom run --help' has options for some.", highlight=False)
     elif details:
         for row in rows:
             _print_details(console, row)
@@ -435,26 +482,38 @@ def print_catalog(console: Console, kind: str, rows: list[dict[str, Any]], as_js
 
 
 def _print_list(console: Console, kind: str, rows: list[dict[str, Any]]) -> None:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    columns = [column for column in rows[0] if column not in DETAILS]
-    for column in columns:
-        table.add_column(column.removesuffix("_model"), no_wrap=column == "name", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(row[column])) for column in columns))  # brackets are text, not markup
-    console.print(table)
+    columns = [
+        Column(name, wrap=name != "name", optional=name in ONLY_WIDE, wanted=TEXT_WIDTH) for name in LISTED[kind]
+    ]
+    print_table(console, columns, [[_cell(_listed(row, name)) for name in LISTED[kind]] for row in rows])
     console.print(f"Settings of one of them: fedloom list {kind} {rows[0]['name']}", highlight=False)
+
+
+def _listed(row: dict[str, Any], column: str) -> Any:
+    """The cell of an entry in a list; the source of a method includes the year."""
+    if column == "source" and row.get("year"):
+        return f"{row['source']} {row['year']}"
+    return row[f"{column}_model" if f"{column}_model" in row else column]
 
 
 def _print_details(console: Console, row: dict[str, Any]) -> None:
     for name, value in row.items():
         if name not in ("settings", "name"):
             console.print(f"{name.replace('_', ' ')}: {_cell(value)}", highlight=False, markup=False)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("setting", "default", "meaning"):
-        table.add_column(column)
-    for name, about in row["settings"].items():
-        table.add_row(*(Text(text) for text in (name, _default(about["default"]), about["about"])))
-    console.print(table if row["settings"] else "It has no settings of its own.", highlight=False)
+    if row["settings"]:
+        _print_settings(console, row["settings"])
+    else:
+        console.print("It has no settings of its own.", highlight=False)
+
+
+def _print_settings(console: Console, settings: dict[str, dict[str, Any]]) -> None:
+    """Print names, defaults and meanings; a meaning that does not name all choices is followed by them."""
+    cells = []
+    for name, about in settings.items():
+        choices = about.get("choices", [])
+        unnamed = any(choice not in about["about"] for choice in choices)
+        cells.append([name, _default(about["default"]), about["about"] + f" ({', '.join(choices)})" * unnamed])
+    print_table(console, [Column("setting", wrap=False), Column("default"), Column("meaning")], cells)
 
 
 def _cell(value: Any) -> str:
@@ -467,7 +526,7 @@ def _cell(value: Any) -> str:
 
 def _default(value: Any) -> str:
     """A default as a user would type it."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return "/".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else _cell(value)
 

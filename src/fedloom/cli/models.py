@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedloom.cli import display
+from fedloom.cli.command import examples
 from fedloom.cli.console import begin, out
+from fedloom.cli.options import Json, option
 from fedloom.core.errors import UserError, nearest, plural
 
 if TYPE_CHECKING:
     from fedloom.studies.predict import Predicted
     from fedloom.studies.result import Result
 
-PLAIN: dict[str, Any] = {"show_default": False, "metavar": "VALUE"}
 MAX_SHOWN_CLASSES = 4  # whose probabilities fit a narrow terminal; files have all
 Run = Annotated[Path, typer.Argument(help="folder of a run or a comparison", show_default=False, metavar="RUN")]
 Data = Annotated[Path, typer.Argument(help="file or folder with samples", show_default=False, metavar="DATA")]
-Client = Annotated[str | None, typer.Option("--client", help="name or number of the client [as DATA says]", **PLAIN)]
-When = Annotated[str, typer.Option("--when", help="best (on validation data) or last [best]", **PLAIN)]
+Client = Annotated[str | None, option("--client", about="name or number of the client [as DATA says]", metavar="NAME")]
+When = Annotated[str, option("--when", about="round: best on validation data, or last [best]", metavar="best|last")]
 Method = Annotated[
-    str | None, typer.Option("--method", help="of a comparison, as its leaderboard names it [the first]", **PLAIN)
+    str | None, option("--method", about="of a comparison, as its leaderboard names it [the first]", metavar="NAME")
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="of a comparison [the first]", **PLAIN)]
+Seed = Annotated[int | None, option("--seed", about="of a comparison [the first]", metavar="INT")]
 Join = Annotated[
-    Path | None, typer.Option("--join", help="labelled samples of a new client, which joins with them", **PLAIN)
+    Path | None, option("--join", about="labelled samples of a new client, which joins with them", metavar="DATA")
 ]
 
 
@@ -35,13 +36,17 @@ def predict(
     run: Run,
     data: Data,
     client: Client = None,
-    out_: Annotated[Path | None, typer.Option("--out", help="file for all: .csv, .json or .parquet", **PLAIN)] = None,
+    out_: Annotated[Path | None, option("--out", about="file for all: .csv, .json or .parquet", metavar="FILE")] = None,
     when: When = "best",
     join: Join = None,
     method: Method = None,
     seed: Seed = None,
 ) -> None:
-    """Predict by the trained model of a client: the class of each sample, and the probabilities of all."""
+    """Predict new samples by the trained model of a client.
+
+    The table has the class of each sample and the probabilities of all, or the number that is predicted.
+    """
+    from fedloom.cli import display
     from fedloom.studies.predict import write_table
 
     begin()
@@ -58,13 +63,17 @@ def evaluate(
     run: Run,
     data: Data,
     client: Client = None,
-    json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    json: Json = False,
     when: When = "best",
     join: Join = None,
     method: Method = None,
     seed: Seed = None,
 ) -> None:
-    """Evaluate the trained models of clients on labelled samples: all metrics, for every client."""
+    """Evaluate trained models on labelled samples.
+
+    The table has all metrics, for every client.
+    """
+    from fedloom.cli import display
     from fedloom.studies.predict import evaluate as evaluate_predictions
 
     begin()
@@ -74,16 +83,23 @@ def evaluate(
 
 def export(
     run: Run,
-    client: Annotated[str | None, typer.Option("--client", help="name or number of the client", **PLAIN)] = None,
-    format_: Annotated[str, typer.Option("--format", help="torch, onnx or safetensors [torch]", **PLAIN)] = "torch",
-    out_: Annotated[Path | None, typer.Option("--out", help="folder for the files [models/CLIENT]", **PLAIN)] = None,
-    global_: Annotated[bool, typer.Option("--global", help="the global model instead of a client's")] = False,
+    client: Annotated[str | None, option("--client", about="name or number of the client", metavar="NAME")] = None,
+    format_: Annotated[
+        str, option("--format", about="format of the file [torch]", metavar="torch|onnx|safetensors")
+    ] = "torch",
+    out_: Annotated[
+        Path | None, option("--out", about="folder for the files [models/CLIENT]", metavar="FOLDER")
+    ] = None,
+    global_: Annotated[bool, option("--global", about="the global model instead of a client's")] = False,
     when: When = "best",
     join: Join = None,
     method: Method = None,
     seed: Seed = None,
 ) -> None:
-    """Write the trained model of a client for other programs, with preprocessing.json, which says how it is fed."""
+    """Write a trained model for other programs.
+
+    Beside the model, preprocessing.json says how samples are prepared for it.
+    """
     from fedloom.studies.export import FILES
     from fedloom.studies.export import export as export_model
     from fedloom.studies.joining import join as join_run
@@ -107,6 +123,28 @@ def export(
     folder = out_ or Path("models") / re.sub(r"[^\w.+-]", "_", name)
     path = export_model(model, folder, format_)  # type: ignore[arg-type]
     out.print(f"{path}\n{folder / 'preprocessing.json'}", highlight=False, soft_wrap=True)
+
+
+DOCS = "docs/trained-models.md"
+COMMANDS: dict[Callable[..., None], str] = {  # the commands, and the ends of their help
+    predict: examples(
+        "fedloom predict runs/ditto-digits-1 new.npz --client 3",
+        "fedloom predict runs/hospitals patients.csv --out predictions.csv",
+        "fedloom predict runs/hospitals oslo-new.csv --join oslo.csv --client Oslo",
+        docs=DOCS,
+    ),
+    evaluate: examples(
+        "fedloom evaluate runs/hospitals patients.csv",
+        "fedloom evaluate runs/compare-hospitals-1 patients.csv --method fedavg --json",
+        docs=DOCS,
+    ),
+    export: examples(
+        "fedloom export runs/ditto-digits-1 --client 3",
+        "fedloom export runs/hospitals --client Paris --format onnx --out paris",
+        "fedloom export runs/hospitals --global",
+        docs=DOCS,
+    ),
+}
 
 
 def _predictions(

@@ -80,6 +80,10 @@ class Settings:
         None, "scale updates that are larger than this many times the usual size down to it", above=0
     )
     eval_every: int = setting(1, "rounds between evaluations", low=1)
+    early_stopping: int | None = setting(
+        None, "end the run after so many rounds without a better metric on validation data", low=1
+    )
+    min_delta: float = setting(0.0, "early_stopping: how much better it must be, in the metric's unit", low=0)
     eval_clients: int | None = setting(None, "evaluate a fixed random sample of so many clients, not all", low=1)
     holdout_clients: float = setting(0.0, "share (or number, from 1 on) of the clients kept out of training", low=0)
     join_rounds: int = setting(1, "rounds in which a held-out client takes part to be counted as joined", low=1)

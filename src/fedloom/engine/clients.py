@@ -19,6 +19,7 @@ from fedloom.core.keys import Key, fold, root
 from fedloom.core.task import Task
 from fedloom.core.tree import Params, Tree, leaves, size_bytes, take, tree_map
 from fedloom.device.transfer import to_device, to_numpy
+from fedloom.engine.budget import step_costs
 from fedloom.engine.client_store import ClientStore, InitialRows
 from fedloom.engine.cohort import Cohort, Evaluated, Executor, Outcome, Scores, get_stats, make_info, repeated
 from fedloom.engine.screening import update_norms
@@ -61,7 +62,7 @@ class ClientReplies:
     up: Tree = field(default_factory=dict)
     info: Info | None = None  # without class counts, which clients do not send
     norms: Tensor | None = None  # (clients, 3): of downloads, updates, running statistics (`update_norms`)
-    visits: Tensor | None = None  # (clients, phases, 2): steps, and samples used in them
+    computed: Tensor | None = None  # (clients, 2): gradients, and samples that they were taken of (`engine.budget`)
     report: Tree = field(default_factory=dict)
     stats: Tree = field(default_factory=dict)  # running statistics; a real site sends none
     models: Tree = field(default_factory=dict)  # as the method's `model` returns them, if asked for
@@ -118,6 +119,7 @@ class LocalClients:
         self.store = make_store(self._initial_rows, task.clients)
         self.best_store = make_best_store(self._initial_rows, task.clients) if make_best_store is not None else None
         self.joining: Tree = None  # state of joining clients between two of their rounds
+        self.costs: Tensor | None = None  # (phases, 2) of a step, see `step_costs`; known after the first training
 
     def _initial_rows(self, ids: np.ndarray) -> Tree:
         return self._rows(ids, self.initial.stats)
@@ -194,11 +196,17 @@ class LocalClients:
             up=outcome.up,
             info=cohort.info._replace(counts=cohort.info.counts[:, :0]),
             norms=self._norms(outcome, request, executor),
-            visits=outcome.visits,
+            computed=self._computed(cohort, outcome),
             report=_double(outcome.report),
             stats=outcome.stats,
             models=outcome.models if request.models else {},
         )
+
+    def _computed(self, cohort: Cohort, outcome: Outcome) -> Tensor:
+        if self.costs is None:
+            costs = step_costs(self.alg, self.task, cohort, self.population)
+            self.costs = to_device(self.task.data.device, np.array(costs))
+        return (outcome.visits * self.costs).sum(1)  # of all phases
 
     def score_global(self, request: ClientRequest, cohort: Cohort, executor: Executor) -> dict[str, Scores]:
         """Scores of the global model, if the request has one."""

@@ -41,6 +41,9 @@ class TrainedRound:
     server_report: dict[str, float]
     bytes_down: int
     bytes_up: int
+    gradients: float  # that a client of the cohort computed, on average
+    samples: float  # of which these gradients were taken, see `fedloom.engine.budget`
+    participation: float  # share of the clients that are in the cohort
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,11 +165,12 @@ class Driver:
         # between evaluations PM_post matters only for clients that may not train again before the next one
         splits = ("val", "test") if evaluate or len(ids) < self.task.clients else ()
         down = up = 0
+        computed = np.zeros(2)
         reports: list[dict[str, np.ndarray]] = []
         stats: list[tuple[Tensor, Tree]] = []
         for turn in turns:
-            bytes_down, bytes_up, report, n_and_stats = yield from self._train(turn, t, splits)
-            down, up = down + bytes_down, up + bytes_up
+            bytes_down, bytes_up, worked, report, n_and_stats = yield from self._train(turn, t, splits)
+            down, up, computed = down + bytes_down, up + bytes_up, computed + worked
             reports.append(report)
             stats += n_and_stats
         if stats:
@@ -179,12 +183,24 @@ class Driver:
             for name in dict.fromkeys(name for one in reports for name in one if one[name].ndim)
         }
         of_server = {name: float(value) for name, value in reports[-1].items() if not value.ndim}
-        return TrainedRound(t=t, cohort=ids, reports=of_clients, server_report=of_server, bytes_down=down, bytes_up=up)
+        gradients, samples = (computed / len(ids)).tolist()
+        return TrainedRound(
+            t=t,
+            cohort=ids,
+            reports=of_clients,
+            server_report=of_server,
+            bytes_down=down,
+            bytes_up=up,
+            gradients=gradients,
+            samples=samples,
+            participation=len(ids) / self.task.clients,
+        )
 
     def _train(
         self, ids: np.ndarray, t: int, splits: tuple[str, ...]
-    ) -> Steps[tuple[int, int, dict[str, np.ndarray], list[tuple[Tensor, Tree]]]]:
-        """Bytes sent down and up, reported numbers, and (n, running statistics) of the clients that are used."""
+    ) -> Steps[tuple[int, int, np.ndarray, dict[str, np.ndarray], list[tuple[Tensor, Tree]]]]:
+        """Bytes sent down and up, gradients and samples that were computed, reported numbers, and (n, running
+        statistics) of the clients that are used."""
         at = np.minimum(np.searchsorted(self.eval_client_ids, ids), len(self.eval_client_ids) - 1)
         scored = self.eval_client_ids[at] == ids
         next_ids = None if self.alg.turns else self.sample(t + 1)
@@ -192,8 +208,8 @@ class Driver:
         replies = yield request
         assert replies.info is not None
         # here, and nowhere else in a round without evaluation, the program waits for the device
-        found = replies.norms, replies.info.n, replies.scores["post"], replies.report
-        norms, samples, scores, report = to_numpy(found)
+        found = replies.norms, replies.info.n, replies.scores["post"], replies.report, replies.computed
+        norms, samples, scores, report, computed = to_numpy(found)
         self._remember(at[scored], {split: found[scored] for split, found in scores.items()})
         factors = self._factors(request, replies, norms, samples)
         used = factors > 0
@@ -215,7 +231,7 @@ class Driver:
         report |= to_numpy({name: value.double() for name, value in of_server.items()})
         down = size_bytes(request.shared) * len(ids) + self.alg.size_of_parts(request.parts)
         stats = self._usual_stats(replies, norms, samples, used) if replies.stats else []
-        return down, size_bytes(replies.up), report, stats
+        return down, size_bytes(replies.up), computed.sum(0), report, stats
 
     def _take(self, rows: Tree, chosen: np.ndarray) -> Tree:
         return take(rows, to_device(self.task.data.device, np.flatnonzero(chosen)))

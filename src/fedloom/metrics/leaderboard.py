@@ -1,8 +1,8 @@
 """The rows of a leaderboard: several methods on one task, averaged over seeds and compared with local training."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,9 +51,14 @@ class RunScores:
     bytes_up: float
     train_seconds: float
     eval_seconds: float
+    rounds: int = 0
+    per_round: Mapping[str, float] = field(default_factory=dict)  # gradients and samples of a client that takes part
+    in_all: Mapping[str, float] = field(default_factory=dict)  # of a client, on average
 
 
-def leaderboard(runs: Sequence[RunScores], metric: str = "accuracy") -> list[dict[str, Any]]:
+def leaderboard(
+    runs: Sequence[RunScores], metric: str = "accuracy", equal_budget: str | None = None
+) -> list[dict[str, Any]]:
     """One row per method, model view and selection, sorted by the mean of the metric that ranks, the best first.
 
     Columns are means over seeds; those that end in `_std` are standard deviations over seeds (ddof 1). `gain` is a
@@ -62,9 +67,11 @@ def leaderboard(runs: Sequence[RunScores], metric: str = "accuracy") -> list[dic
     there if the baseline was run with the same seeds. Personal models have further metrics, each with its mean, its
     lowest 5 %, its worst client and the share harmed. `trend`, for runs that are long enough, is how much the metric
     still rose at the end. `new_*` and `joined_*` are scores of clients that were held out, and their gaps to the
-    participating ones. `rank` is the same for methods that differ by what may be chance, `to_best` the difference to
-    the best method with its confidence interval, and `better_than_best` the share of clients in percent whom the method
-    serves better than the best one (see `fedloom.metrics.paired`).
+    participating ones. `gradients_*` and `samples_*` are what a client computes (`Result.computed`); if methods have
+    the budget of one of them, `equal_budget`, then `of_budget` is what they used of it in percent. `rank` is the same
+    for methods that differ by what may be chance, `to_best` the difference to the best method with its confidence
+    interval, and `better_than_best` the share of clients in percent whom the method serves better than the best one
+    (see `fedloom.metrics.paired`).
     """
     local = {run.seed: run.views["pre"] for run in runs if run.label == BASELINE}
     rows = []
@@ -73,6 +80,10 @@ def leaderboard(runs: Sequence[RunScores], metric: str = "accuracy") -> list[dic
         for view in same_method[0].views:
             for selection in same_method[0].views[view]:
                 rows.append(_row(label, view, selection, same_method, local, metric))
+    if budget := next((row.get("samples_in_all") for row in rows if row["method"] == equal_budget), None):
+        for row in rows:
+            if "samples_in_all" in row:
+                row |= {"equal_budget": equal_budget, "of_budget": 100 * row["samples_in_all"] / budget}
     mean, direction = f"{column_name(metric)}_mean", sign(metric)
     rows = sorted(rows, key=lambda row: -direction * row[mean] if row[mean] is not None else math.inf)
     for table in {(row["model"], row["selection"]) for row in rows}:
@@ -127,6 +138,10 @@ def _row(
     row |= over_seeds("round", [float(score.round) for score in scores])
     for cost in ("bytes_down", "bytes_up", "train_seconds", "eval_seconds"):
         row[cost] = float(np.mean([getattr(run, cost) for run in runs]))
+    for name in runs[0].in_all:
+        row[f"{name}_per_round"] = float(np.mean([run.per_round[name] for run in runs]))
+        row[f"{name}_in_all"] = float(np.mean([run.in_all[name] for run in runs]))
+    row["rounds"] = max(run.rounds for run in runs)
     return row
 
 

@@ -1,11 +1,11 @@
-"""A leaderboard as text: CSV with all columns, Markdown and LaTeX with those that a paper shows.
+"""A leaderboard as text: CSV with all columns, Markdown with those that a reader needs; `report.latex` has LaTeX.
 
 `board` is the list of rows that `fedloom.metrics.leaderboard.leaderboard` returns.
 """
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedloom.metrics.registry import column_name, in_percent, sign
@@ -83,23 +83,27 @@ def shown_selection(board: Sequence[Row]) -> str:
     return "validation" if any(row["selection"] == "validation" for row in board) else "last"
 
 
-def caption(board: Sequence[Row]) -> str:
-    """The caption of a table: what its numbers are."""
+def caption(board: Sequence[Row], shown: Container[str] | None = None) -> str:
+    """The caption of a table: what its numbers are. `shown` are its columns, if it does not have all."""
     metric = ranking_metric(board)
+
+    def has(*names: str) -> bool:
+        return shown is None or any(name in shown for name in names)
+
+    last = "; 'last' is the mean in the last one" if has("last") else ""
     rounds = {
-        "validation": f"in the round with the best validation {metric}; 'last' is the mean in the last one",
+        "validation": f"in the round with the best validation {metric}{last}",
         "last": "in the last round (there is no validation data to choose one)",
     }[shown_selection(board)]
-    text = (
-        f"Test {metric} over clients{' in percent' * in_percent(metric)}, {rounds}. Gain and share of clients harmed "
-        "are relative to the same client training alone (local)."
-    )
+    text = f"Test {metric} over clients{' in percent' * in_percent(metric)}, {rounds}."
+    if has("gain", "harmed"):
+        text += " Gain and share of clients harmed are relative to the same client training alone (local)."
     if any("rank" in row for row in board):
         text += (
             " Methods with the same rank (#) differ by what may be chance: the 95 % confidence interval of the paired "
             "difference to the first of them, over clients and seeds, contains 0."
         )
-    if any("trend" in row for row in board):
+    if has("trend") and any("trend" in row for row in board):
         limit = f"{FLAT:g}" if in_percent(metric) else f"{100 * FLAT_SHARE:g} percent"
         text += (
             " A * marks a run that was too short: the mean of its last 20 rounds (trend; or of its second half) is "
@@ -183,6 +187,55 @@ def to_csv(board: Sequence[Row]) -> str:
     return text.getvalue()
 
 
+COMPUTATION = {  # column -> its title
+    "rounds": "rounds",
+    "gradients_per_round": "gradients",
+    "samples_per_round": "samples",
+    "gradients_in_all": "gradients in all",
+    "samples_in_all": "samples in all",
+}
+NEAR_BUDGET = 5  # percent: a method that is further off its budget is named
+
+
+def computation_rows(board: Sequence[Row]) -> list[Row]:
+    """The rows of a table of what clients compute; none of the baseline without a model, and none if it was not
+    counted."""
+    return [row for row in main_rows(board) if "samples_in_all" in row]
+
+
+def computation_caption(board: Sequence[Row]) -> str:
+    """The caption of such a table."""
+    return (
+        "What a client computes, on average: gradients (one per batch and pass) and samples of which they are taken, "
+        "in a round in which it takes part and in all rounds. A sample counts once per forward and backward pass, "
+        "weighted by the share of the model's parameters that are differentiated."
+    )
+
+
+def budget_sentences(board: Sequence[Row]) -> list[str]:
+    """What a reader must know of budgets: that methods had the same one, who did not keep to it, or that they had
+    different ones."""
+    rows = computation_rows(board)
+    if not rows:
+        return []
+    if reference := rows[0].get("equal_budget"):
+        found = [
+            f"Equal budgets: every method has as many rounds as it takes to compute what {reference} does; passes that "
+            "a method chooses while it trains are counted afterwards."
+        ]
+        for row in rows:
+            if abs(row["of_budget"] - 100) > NEAR_BUDGET:
+                half_a_round = row["of_budget"] / row["rounds"] / 2
+                why = " (rounds are whole)" if abs(row["of_budget"] - 100) <= half_a_round else ""
+                found.append(f"{row['method']} used {row['of_budget']:.0f} % of the budget{why}.")
+        return found
+    least, most = (pick(rows, key=lambda row: row["samples_in_all"]) for pick in (min, max))
+    ratio = most["samples_in_all"] / max(least["samples_in_all"], 1e-12)
+    if ratio < 1 + NEAR_BUDGET / 100:
+        return []
+    return [f"Budgets differ: {most['method']} computes {ratio:.1f} times as much as {least['method']}."]
+
+
 COSTS = {"bytes_down": "down", "bytes_up": "up", "train_seconds": "s/round"}
 
 
@@ -203,31 +256,40 @@ class Table(NamedTuple):
 
     @property
     def ranked(self) -> bool:
-        """True if methods have ranks."""
-        return any("rank" in row for row in self.rows)
+        """True if methods have ranks, and a table that shows why."""
+        return bool(self.columns) and any("rank" in row for row in self.rows)
 
     def first_cells(self, row: Row) -> list[str]:
         """Rank and name of the method."""
         return [str(row["rank"]), row["method"]] if self.ranked else [row["method"]]
 
     def cost_cells(self, row: Row) -> list[str]:
-        """The cells of the costs, which come after the columns."""
-        return [format_number(row[c]) if c == "train_seconds" else format_bytes(row[c]) for c in self.costs]
+        """The cells of the costs, which come after the columns; "" for what the baseline without a model has not."""
+        return [_format_cost(column, row.get(column)) for column in self.costs]
 
 
-def _tables(board: Sequence[Row]) -> Iterator[Table]:
-    """A table for each model view, and one for held-out clients if there are any."""
-    for model in _models(board):
+def _format_cost(column: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return format_bytes(value) if column.startswith("bytes") else format_number(value)
+
+
+def tables(board: Sequence[Row]) -> Iterator[Table]:
+    """A table for each model view, one for held-out clients if there are any, and one of what clients compute."""
+    for model in (model for model in VIEWS if any(row["model"] == model for row in board)):
         rows = main_rows(board, model)
         yield Table(f"{VIEWS[model].capitalize()} model", caption(board), rows, columns(rows))
     if rows := unseen_rows(board):
         yield Table("Unseen clients", unseen_caption(board), rows, unseen_columns(rows), {})
+    if rows := computation_rows(board):
+        about = " ".join([computation_caption(board), *budget_sentences(board)])
+        yield Table("Local computation", about, rows, {}, COMPUTATION)
 
 
 def to_markdown(board: Sequence[Row]) -> str:
     """Markdown tables with captions, one for each model view."""
     lines = []
-    for table in _tables(board):
+    for table in tables(board):
         lines += [f"**{table.title}.** {table.about}", ""]
         lines += ["| " + " | ".join(table.titles) + " |", _alignment(table) + "|"]
         for row in table.rows:
@@ -239,46 +301,3 @@ def to_markdown(board: Sequence[Row]) -> str:
 
 def _alignment(table: Table) -> str:
     return "|--:" * table.ranked + "|---" + "|--:" * (len(table.titles) - 1 - table.ranked)
-
-
-def to_latex(board: Sequence[Row]) -> str:
-    """LaTeX tables that need `\\usepackage{booktabs}`; the best means and the best lowest 5 % are bold."""
-    tables = []
-    for table in _tables(board):
-        spec = "r" * table.ranked + "l" + "r" * (len(table.titles) - 1 - table.ranked)
-        lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{spec}}}", r"\toprule"]
-        lines += [" & ".join(map(_escape_latex, table.titles)) + r" \\", r"\midrule"]
-        for row in table.rows:
-            cells = []
-            for column, (_, with_std) in table.columns.items():
-                text = format_cell(row, column, with_std, r" $\pm$ ")
-                best = column in _bold(table.rows) and row.get(column) == _best(column, table.rows)
-                cells.append(rf"\textbf{{{text}}}" if best else text)
-            first = [_escape_latex(cell) for cell in table.first_cells(row)]
-            lines.append(" & ".join([*first, *cells, *table.cost_cells(row)]) + r" \\")
-        about = _escape_latex(f"{table.title}. {table.about}")
-        lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{about}}}", r"\end{table}", ""]
-        tables.append("\n".join(lines))
-    return "\n".join(tables)
-
-
-def _bold(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Columns whose best value is bold."""
-    name = column_name(ranking_metric(rows))
-    return tuple(f"{view}{name}_{column}" for view in ("", "new_", "joined_") for column in ("mean", "low5"))
-
-
-def _best(column: str, rows: Sequence[Row]) -> float:
-    direction = sign(ranking_metric(rows))
-    return max((row[column] for row in rows if row.get(column) is not None), key=lambda value: direction * value)
-
-
-def _models(board: Sequence[Row]) -> list[str]:
-    """The model views that are on the board."""
-    return [model for model in VIEWS if any(row["model"] == model for row in board)]
-
-
-def _escape_latex(text: str) -> str:
-    for char in "%_&#":
-        text = text.replace(char, f"\\{char}")
-    return text

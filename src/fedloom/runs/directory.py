@@ -323,6 +323,13 @@ class RunDirectory:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
+    def why_stopped(self) -> str:
+        """Why the run ended before its last round; "" if it did not."""
+        if not self.finished:
+            return ""
+        with reported_damage(self.path):
+            return str(read_json(self.path / "summary.json").get("stopped", ""))
+
     def metrics(self) -> pa.Table | None:
         """All metrics of the models that were kept; None if the run is not finished, or older."""
         path = self.path / METRICS_FILE

@@ -1,5 +1,5 @@
 """The records of a run: one row per evaluated round, one per client and evaluated round, numbers that the method
-reports, and, in a separate table, times."""
+reports, and, in a separate table with a row for every round, what it took: time, gradients, samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Records:
     def add(self, done: Round, planning: float = 0.0) -> Row | None:
         """Record a round, and the seconds of planning before it; returns its row if it was evaluated."""
         seconds = {"plan_seconds": planning, "train_seconds": done.train_seconds, "eval_seconds": done.eval_seconds}
-        self.timings.append({"round": done.t + 1, **seconds})
+        computed = {name: getattr(done, name) for name in ("participation", "gradients", "samples")}
+        self.timings.append({"round": done.t + 1, **seconds, **computed})
         self._reports.append(report_table(done))
         if not done.scores:
             return None

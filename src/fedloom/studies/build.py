@@ -36,6 +36,7 @@ from fedloom.nn.network import Network
 
 log = logging.getLogger("fedloom")
 
+NO_VALIDATION = "Early stopping needs validation data, but no client has any; set split=0.7/0.1/0.2."
 RARE = 5  # a class is rare if it has less than a fifth of an even share of the samples
 COPIES = 4  # of a model in memory: the global one, a client's, its gradient, and one to check it
 
@@ -117,6 +118,10 @@ def make_task(config: Config, data: Federation | None = None) -> Task:
     if data.sequences and (s.class_weight != "none" or s.metric != "accuracy"):
         raise UserError("class_weight and metric are for samples with one class, but these have one at every position.")
     find_metric(s.metric, data.kind)  # raises UserError for an unknown one
+    if s.early_stopping is None and s.min_delta:
+        raise UserError(f"min_delta={s.min_delta:g} belongs to early stopping; set early_stopping=20, for example.")
+    if s.early_stopping is not None and not data.splits["val"].sizes[: data.clients].any():
+        raise UserError(NO_VALIDATION)
     check(config.algorithm, task)
     if s.eval_clients is not None and s.eval_clients > task.clients:
         raise UserError(f"eval_clients asks for {s.eval_clients} clients, but there are {task.clients}.")

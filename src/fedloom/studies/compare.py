@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from fedloom.config.methods import load_recorded, place_of, split_settings
 from fedloom.config.resolve import AlgorithmLike, Config, DatasetLike, combine, describe, resolve
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError, shown, unknown
+from fedloom.core.federation import Federation
+from fedloom.engine.budget import expected_computation
+from fedloom.engine.simulation import Simulation
 from fedloom.metrics.leaderboard import (
     BASELINE,
     MAJORITY,
@@ -34,20 +37,23 @@ from fedloom.metrics.registry import METRICS as REGISTERED
 from fedloom.metrics.registry import column_name, sign
 from fedloom.metrics.scores import trend
 from fedloom.metrics.summary import over_clients
-from fedloom.report.leaderboard import shown_selection, to_csv, to_latex, to_markdown
+from fedloom.report.latex import COLUMNS, check_columns, to_latex
+from fedloom.report.leaderboard import shown_selection, to_csv, to_markdown
 from fedloom.runs.directory import RunDirectory
 from fedloom.runs.folders import open_manifest
+from fedloom.studies.build import make_data, make_task
+from fedloom.studies.callbacks import Callback, checked
 from fedloom.studies.client_model import ClientModel
-from fedloom.studies.execute import OnRound
 from fedloom.studies.frames import data_frame
 from fedloom.studies.models import When
+from fedloom.studies.notebook import with_progress
 from fedloom.studies.result import Result, load_run
 from fedloom.studies.study import Study, parse_seeds, refuse_seed, run_folder
 
 METHODS = (BASELINE, "fedavg", "fedrep", "ditto")
 FILE = "compare.yaml"
+EQUAL_BUDGET = "equal_budget"  # key of that file: the method whose budget all others get
 METHOD_FILES = "method_files"  # key of that file: names and places of methods that are not registered
-OnMethod = Callable[[str, Sequence[int], int, int], OnRound | None]  # label, seeds, methods done, methods in all
 
 
 @dataclass(repr=False)
@@ -78,6 +84,10 @@ class Comparison:
     def to_pandas(self, model: str = "pre", selection: str | None = None) -> Any:
         """The leaderboard as a `pandas.DataFrame`, see `rows`. Needs pandas: `pip install 'fedloom[pandas]'`."""
         return data_frame(self.rows(model, selection))
+
+    def to_latex(self, columns: Sequence[str] = COLUMNS) -> str:
+        """The leaderboard as LaTeX, with the columns of these names (see `fedloom.report.latex.to_latex`)."""
+        return to_latex(self.board, columns)
 
     def run(self, method: str | None = None, seed: int | None = None) -> Result:
         """The results of one run: of a method, as the leaderboard names it (by default the one that is ranked first),
@@ -111,7 +121,8 @@ def compare(
     seeds: int | Sequence[int] = 3,
     out: str | Path | None = None,
     resume: bool = False,
-    on_method: OnMethod | None = None,
+    equal_budget: str | None = None,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Comparison:
     """Train and evaluate several methods on one task, and rank them.
@@ -124,8 +135,9 @@ def compare(
         seeds: how many, or which.
         out: folder in which everything is kept; without it, nothing is written.
         resume: continue the comparison in `out`.
-        on_method: called before each method with its label, the seeds, the methods done and in all; may return a
-            function that is called after every round.
+        equal_budget: a method, such as "fedavg"; all others get as many rounds as it takes them to compute as much as
+            it does (see docs/comparisons.md). It is among the methods then.
+        callbacks: objects that are called while runs train, see `fedloom.Callback` and docs/callbacks.md.
         **settings: the keyword arguments below, and settings of the data set, the partition or the model, by name.
 
     Returns:
@@ -142,7 +154,14 @@ def compare(
         section = parse_method(method) if isinstance(method, str) else {"name": method}
         of_method = {f"algorithm.{key}": value for key, value in section.items() if key != "name"}
         configs.append(from_keywords(section["name"], dataset, {**settings, **of_method}))
-    return carry_out(configs, parse_seeds(seeds), out=out, resume=resume, on_method=on_method)
+    return carry_out(
+        configs,
+        parse_seeds(seeds),
+        out=out,
+        resume=resume,
+        equal_budget=equal_budget,
+        callbacks=with_progress(callbacks),
+    )
 
 
 def configurations(methods: Iterable[str], config: Mapping[str, Any]) -> list[Config]:
@@ -177,32 +196,39 @@ def carry_out(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    on_method: OnMethod | None = None,
+    equal_budget: str | None = None,
+    columns: Sequence[str] = COLUMNS,
+    callbacks: Sequence[Callback] = (),
 ) -> Comparison:
-    """Carry out all runs that are not done yet, method by method with all seeds stacked, and make the leaderboard."""
-    entries = _labelled(configs)
-    labels = list(entries)
+    """Carry out all runs that are not done yet, method by method with all seeds stacked, and make the leaderboard.
+    `columns` are those of its LaTeX table."""
+    check_columns(columns)
+    checked(callbacks)
+    entries = _labelled(configs, equal_budget)
+    labels, described, data = list(entries), _describe(entries, seeds), None
+    if equal_budget is not None:
+        data = make_data(next(iter(entries.values())))
+        described |= {EQUAL_BUDGET: _reference(entries, equal_budget)}
+        entries = with_equal_budgets(entries, described[EQUAL_BUDGET], data)
     study = Study(
         file=FILE,
         read=_stored,
-        config=_describe(entries, seeds),
+        config=described,
+        data=data,
         names=[label for label in labels for _ in seeds],
         runs=[config.with_seed(seed) for config in entries.values() for seed in seeds],
         groups=[range(k * len(seeds), (k + 1) * len(seeds)) for k in range(len(labels))],
     )
 
-    def on_group(done: int, total: int) -> OnRound | None:
-        return on_method(labels[done], seeds, done, total) if on_method is not None else None
-
     with study.opened(out, resume) as (folder, data):
         results = (
             (study.names[place], study.runs[place].settings.seed, result)
-            for place, result in study.execute(folder, data, on_group)
+            for place, result in study.execute(folder, data, callbacks)
         )
-        found = Comparison(study.config, _board(results, study.config["metric"]), folder)
+        found = Comparison(study.config, _board(results, study.config), folder)
         if folder is not None:
-            formats = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
-            study.write(folder, {f"leaderboard.{name}": write(found.board) for name, write in formats.items()})
+            tables = {"csv": to_csv(found.board), "md": to_markdown(found.board), "tex": found.to_latex(columns)}
+            study.write(folder, {f"leaderboard.{name}": text for name, text in tables.items()})
     return found
 
 
@@ -215,17 +241,17 @@ def load_comparison(folder: Path) -> Comparison:
         for seed in config["seeds"]
         if _finished(folder, name, seed)
     )
-    return Comparison(config, _board(results, config.get("metric", "accuracy")), folder)
+    return Comparison(config, _board(results, config), folder)
 
 
-def _board(results: Iterable[tuple[str, int, Result]], metric: str) -> list[dict[str, Any]]:
+def _board(results: Iterable[tuple[str, int, Result]], config: ConfigDict) -> list[dict[str, Any]]:
     """The leaderboard of runs, given as label, seed and result, with a baseline that predicts without a model."""
     runs: list[RunScores] = []
     for name, seed, result in results:
         runs.append(score(name, seed, result))
         if name == BASELINE and (baseline := without_model(runs[-1], result)) is not None:
             runs.append(baseline)
-    return leaderboard(runs, metric)
+    return leaderboard(runs, config.get("metric", "accuracy"), config.get(EQUAL_BUDGET))
 
 
 def _finished(folder: Path, name: str, seed: int) -> bool:
@@ -234,20 +260,47 @@ def _finished(folder: Path, name: str, seed: int) -> bool:
     return True
 
 
-def _labelled(configs: Sequence[Config]) -> dict[str, Config]:
-    """Configurations by label, with Local first if it is not among them."""
+def _labelled(configs: Sequence[Config], equal_budget: str | None) -> dict[str, Config]:
+    """Configurations by label, with Local first and the method whose budget all have, if they are not among them."""
     if not configs:
         raise UserError("A comparison needs at least one method.")
     entries: dict[str, Config] = {}
-    if all(label(config.algorithm) != BASELINE for config in configs):
-        local = resolve({"algorithm": BASELINE}).algorithm
-        entries[BASELINE] = dataclasses.replace(configs[0], algorithm=local)
+    known = {label(config.algorithm) for config in configs}
+    for method in filter(None, (BASELINE, equal_budget)):
+        if method not in known and (name := label(algorithm := _algorithm(method))) not in {*known, *entries}:
+            entries[name] = dataclasses.replace(configs[0], algorithm=algorithm)
     for config in configs:
         name = label(config.algorithm)
         if name in entries:
             raise UserError(f"'{name}' is asked for twice; give each method once, or with different settings.")
         entries[name] = config
     return _same_division(entries)
+
+
+def _algorithm(method: str) -> Algorithm:
+    return resolve({"algorithm": parse_method(method)}).algorithm
+
+
+def _reference(entries: Mapping[str, Config], method: str) -> str:
+    """The label of the method whose budget all others get."""
+    return method if method in entries else label(_algorithm(method))
+
+
+def with_equal_budgets(entries: Mapping[str, Config], reference: str, data: Federation) -> dict[str, Config]:
+    """The configurations with so many rounds that a client computes about as much with every method as with the one
+    that is named. What counts are samples of which gradients are taken, see `fedloom.engine.budget`."""
+    costs = {}
+    for name, config in entries.items():
+        simulation = Simulation(config.algorithm, make_task(config, data), seed=0, screening=False)
+        costs[name] = expected_computation(simulation.alg, simulation.task, simulation.first_cohort()).samples
+        if not costs[name]:
+            raise UserError(f"{name} takes no gradients at the clients, so it cannot have the budget of {reference}.")
+    budget = entries[reference].settings.rounds * costs[reference]
+    found = {}
+    for name, config in entries.items():
+        rounds = max(1, round(budget / costs[name]))
+        found[name] = dataclasses.replace(config, settings=dataclasses.replace(config.settings, rounds=rounds))
+    return found
 
 
 def _same_division(entries: dict[str, Config]) -> dict[str, Config]:
@@ -331,7 +384,8 @@ def score(label: str, seed: int, result: Result) -> RunScores:
     down, up = (float(np.mean([row[name] for row in result.rounds])) for name in ("bytes_down", "bytes_up"))
     train = float(np.median([row["train_seconds"] for row in result.timings]))
     evaluation = float(np.median([row["eval_seconds"] for row in result.timings if row["round"] in set(at)]))
-    return RunScores(label, seed, views, trends, down, up, train, evaluation)
+    computed = result.computed(per_round=True), result.computed()
+    return RunScores(label, seed, views, trends, down, up, train, evaluation, result.last()["round"], *computed)
 
 
 def _chosen(result: Result, view: str, row: Mapping[str, Any]) -> RoundScores:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.config.resolve import Config, describe
+from fedloom.config.settings import Settings
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
 from fedloom.device.memory import available_memory
@@ -26,12 +27,14 @@ from fedloom.runs.directory import RunDirectory
 from fedloom.runs.interrupt import Stopped, StopRequest, graceful_stop
 from fedloom.runs.records import Row
 from fedloom.studies.build import check_more_rounds, make_data, make_task
+from fedloom.studies.callbacks import Callback, EarlyStopping, TrainingRun, checked
 from fedloom.studies.recorded_run import RecordedRun
 from fedloom.studies.result import Result, load_run
 
 log = logging.getLogger("fedloom")
 
-OnRound = Callable[[int, int, Row | None], None]  # rounds done, rounds in all, row of an evaluated round
+# rounds done, rounds in all, row of an evaluated round; returns True to end the runs
+OnRound = Callable[[int, int, Row | None], bool | None]
 
 
 def execute(config: Config, *, out: str | Path | None = None, **options: Any) -> Result:
@@ -46,13 +49,17 @@ def execute_group(
     out: Sequence[str | Path | None] | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
+    callbacks: Sequence[Callback] = (),
+    names: Sequence[str] | None = None,
+    number: tuple[int, int] = (1, 1),
     data: Federation | None = None,
 ) -> list[Result]:
     """Carry out runs of one of `study.stackable_groups`, stacked where that can be done.
 
     Each run has its own directory and can be continued by itself. `on_round` receives the number of rounds that are
-    done, of all runs together.
+    done, of all runs together. `names` are those of the runs in a study, in which this group has a `number`.
     """
+    callbacks = [*early_stopping(configs[0].settings), *checked(callbacks)]
     folders = out or [None] * len(configs)
     directories = [
         None if folder is None else RunDirectory(Path(folder), config.settings.checkpoint_every)
@@ -73,14 +80,16 @@ def execute_group(
             data = data if data is not None else make_data(configs[0])
             tasks = [make_task(configs[place], data) for place in left]
             labels = _labels([configs[place] for place in left])
-            runs = []
+            runs: list[RecordedRun] = []
             for place, task, label in zip(left, tasks, labels, strict=True):
                 directory = directories[place]
                 if directory is not None:
                     check_more_rounds(configs[place].algorithm, task, directory.rounds_before, directory.path)
                     stack.enter_context(directory.claimed(describe(configs[place]), resume))
                 runs.append(RecordedRun(configs[place], task, directory, label))
-            results |= zip(left, _execute(runs, on_round), strict=True)
+            titles = [names[place] if names else configs[place].algorithm.name for place in left]
+            seen = [TrainingRun(run, name, number, len(runs)) for run, name in zip(runs, titles, strict=True)]
+            results |= zip(left, _execute(runs, on_round, Callbacks(callbacks, seen)), strict=True)
     return [results[place] for place in range(len(configs))]
 
 
@@ -96,12 +105,33 @@ def _labels(configs: Sequence[Config]) -> list[str]:
     ]
 
 
-def _execute(runs: Sequence[RecordedRun], on_round: OnRound | None) -> list[Result]:
+class Callbacks:
+    """Calls the callbacks of some runs."""
+
+    def __init__(self, callbacks: Sequence[Callback], runs: Sequence[TrainingRun]) -> None:
+        self.callbacks, self.runs = callbacks, runs
+
+    def call(self, event: str, which: Iterable[int], *args: Any) -> None:
+        """Call one of the functions of `Callback` for the runs at these positions."""
+        for number in which:
+            for callback in self.callbacks:
+                getattr(callback, event)(self.runs[number], *args)
+
+
+def early_stopping(s: Settings) -> list[Callback]:
+    """The callback of the settings `early_stopping` and `min_delta`."""
+    return [] if s.early_stopping is None else [EarlyStopping(s.early_stopping, s.min_delta)]
+
+
+def _execute(runs: Sequence[RecordedRun], on_round: OnRound | None, callbacks: Callbacks) -> list[Result]:
     def report(rows: Sequence[Row | None]) -> None:
-        if on_round is not None:
-            on_round(sum(run.done for run in runs), len(runs) * runs[0].config.settings.rounds, _mean_row(rows))
+        total = len(runs) * runs[0].config.settings.rounds
+        if on_round is not None and on_round(sum(run.done for run in runs), total, _mean_row(rows)) is True:
+            for run in runs:
+                run.stopped = "on_round returned True"
 
     found: dict[int, Result] = {}
+    callbacks.call("on_setup", range(len(runs)))
     planned = next((run.plan.threads for run in runs if run.plan is not None), 0)
     with threads(planned), graceful_stop() if runs[0].directory else nullcontext(StopRequest()) as stop:
         for places in _fitting_memory(runs):
@@ -109,7 +139,8 @@ def _execute(runs: Sequence[RecordedRun], on_round: OnRound | None) -> list[Resu
                 mine = [places[place] for place in group]
                 if found and stop.requested:
                     raise _stopped(runs)
-                found |= zip(mine, _advance([runs[place] for place in mine], plan, stop, report), strict=True)
+                some = Callbacks(callbacks.callbacks, [callbacks.runs[place] for place in mine])
+                found |= zip(mine, _advance([runs[place] for place in mine], plan, stop, report, some), strict=True)
             for place in places:
                 del runs[place].simulation
     return [found[place] for place in range(len(runs))]
@@ -149,7 +180,11 @@ def _groups(runs: Sequence[RecordedRun]) -> Iterator[tuple[list[int], Plan | str
 
 
 def _advance(
-    runs: Sequence[RecordedRun], plan: Plan | str, stop: StopRequest, report: Callable[[Sequence[Row | None]], None]
+    runs: Sequence[RecordedRun],
+    plan: Plan | str,
+    stop: StopRequest,
+    report: Callable[[Sequence[Row | None]], None],
+    callbacks: Callbacks,
 ) -> list[Result]:
     """Carry out runs as one, from their last checkpoints to the end."""
     clear_decisions()
@@ -163,14 +198,18 @@ def _advance(
         up_to = min((run.directory.checkpoints.newest() for run in runs if run.directory is not None), default=None)
     for number, run in enumerate(runs):
         run.begin(group.plan(number), up_to)
+    callbacks.call("on_start", range(len(runs)))
     report([run.records.rounds[-1] for run in runs if run.records.rounds])
     while going := [number for number, run in enumerate(runs) if not run.ended]:
         t = min(runs[number].done for number in going)
         some = [number for number in going if runs[number].done == t]  # runs that are behind catch up first
-        evaluate = runs[some[0]].evaluates(t + 1)
-        done = group.advance(evaluate, some)
-        report([runs[number].add(one, planning) for number, one in zip(some, done, strict=True)])
+        done = group.advance(any(runs[number].evaluates(t + 1) for number in some), some)
+        rows = [runs[number].add(one, planning) for number, one in zip(some, done, strict=True)]
         planning = 0.0  # it is part of the first round's time
+        callbacks.call("on_evaluation", [number for number, row in zip(some, rows, strict=True) if row is not None])
+        callbacks.call("on_round", some)
+        report(rows)
+        stop.requested = stop.requested or any(run.paused for run in runs)
         saved = [(d, number) for number in some if (d := runs[number].directory) is not None]
         if any(stop.requested or runs[n].ended or d.checkpoints.due(runs[n].simulation) for d, n in saved):
             for directory, number in saved:
@@ -180,7 +219,10 @@ def _advance(
                 directory.checkpoints.cost = cost  # all make their checkpoints in the same rounds
         if stop.requested and not all(run.ended for run in runs):
             raise _stopped(runs)
-    return [run.result(group, number) for number, run in enumerate(runs)]
+    results = [run.result(group, number) for number, run in enumerate(runs)]
+    for number, result in enumerate(results):
+        callbacks.call("on_end", [number], result)
+    return results
 
 
 def _stopped(runs: Sequence[RecordedRun]) -> Stopped:

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +44,8 @@ class RecordedRun:
         self.plan = directory.plan(task.data.device) if directory else None  # of an earlier start
         self.records = Records()
         self.done = 0  # rounds
+        self.stopped = ""  # why it ends before its last round, if it does
+        self.paused = False  # it is to be left with a checkpoint
 
     def start(self) -> Simulation:
         """Make the initial state."""
@@ -50,14 +53,13 @@ class RecordedRun:
         folder, unverified = (directory.store, directory.unverified) if directory is not None else (None, False)
         store = partial(make_store, kind=s.store, folder=folder, unverified=unverified)
         best_store = partial(make_store, kind=s.store, folder=None if folder is None else folder / "best")
-        has_validation = data.splits["val"].sizes[: data.clients].any()
         self.simulation = Simulation(
             self.config.algorithm,
             self.task,
             s.seed,
             eval_client_ids=eval_client_ids(s, data),
             make_store=store,
-            make_best_store=best_store if s.keep == "best" and has_validation else None,
+            make_best_store=best_store if s.keep == "best" and self.has_validation else None,
             metric=None if s.metric == basic_metric(data.kind) else find_metric(s.metric, data.kind),
             unseen=eval_unseen_ids(s, data),
             join_rounds=s.join_rounds,
@@ -67,6 +69,12 @@ class RecordedRun:
             label=self.label,
         )
         return self.simulation
+
+    @property
+    def has_validation(self) -> bool:
+        """True if a participating client has validation data."""
+        data = self.task.data
+        return bool(data.splits["val"].sizes[: data.clients].any())
 
     def bytes_in_memory(self) -> int:
         """Memory of the private state of all clients."""
@@ -85,10 +93,12 @@ class RecordedRun:
     def evaluates(self, done: int) -> bool:
         """True if models are evaluated when so many rounds are done."""
         s = self.config.settings
-        return done % s.eval_every == 0 or done == s.rounds
+        return done % s.eval_every == 0 or done == s.rounds or bool(self.stopped)
 
     def add(self, done: Round, planning: float = 0.0) -> Row | None:
         """Record a round, and the seconds of planning before it; returns its row if it was evaluated."""
+        if not self.evaluates(done.t + 1):  # another run of the group was, because it ends
+            done = dataclasses.replace(done, scores={})
         row = self.records.add(done, planning)
         self.done = self.simulation.t
         if row is not None:
@@ -108,17 +118,26 @@ class RecordedRun:
 
     @property
     def ended(self) -> bool:
-        """True after the last round, or when the method stops the run."""
+        """True after the last round, and after an evaluated one if the method or a callback stops the run."""
         if self.done == self.config.settings.rounds:
             return True
-        return bool(self.records.rounds) and self.config.algorithm.should_stop(self.records.rounds)
+        rounds = self.records.rounds
+        if not rounds or rounds[-1]["round"] != self.done:
+            return False
+        return bool(self.stopped) or self.config.algorithm.should_stop(rounds)
+
+    def in_memory(self, plan: dict[str, Any] | None = None) -> Result:
+        """The results of the rounds so far, with the models that the run has now."""
+        found = make_result(describe(self.config), plan or {}, self.partition, self.records)
+        return dataclasses.replace(found, simulation=self.simulation)
 
     def result(self, group: RunGroup, number: int) -> Result:
         """The results; in a directory, the final files are written. The run is the one of this number in the group,
         which computes its models."""
         metrics = self._metrics(partial(group.predictions, number))
         plan = group.plan(number).record()
-        found = make_result(describe(self.config), plan, self.partition, self.records, metrics=metrics)
+        more = {"metrics": metrics, "stopped": self.stopped}
+        found = make_result(describe(self.config), plan, self.partition, self.records, **more)
         if found.all_diverged:
             log.warning("All clients diverged%s, so the results mean nothing; use a smaller lr.", self.label)
         elif not self.label and (warning := found.useless()):  # of several runs, tables show it

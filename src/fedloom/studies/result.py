@@ -46,9 +46,10 @@ class Result:
     rounds: list[Row]
     clients: pa.Table
     reports: pa.Table  # what the method reports, one row per round and client of its cohort; the server is client -1
-    timings: list[Row]
+    timings: list[Row]  # one row per round: seconds, gradients, samples
     metrics: pa.Table | None = None  # all metrics per client: rounds that are kept; the baseline is round 0
     folder: Path | None = None
+    stopped: str = ""  # why it ended before its last round, if a callback or `early_stopping` ended it
     simulation: Simulation | None = field(default=None, repr=False)  # of a run in memory
     own: dict[str, Any] = field(default_factory=dict, repr=False)  # algorithm and model that were made in Python
 
@@ -163,7 +164,20 @@ class Result:
     @property
     def seconds(self) -> float:
         """Time of planning and of all rounds, training and evaluation."""
-        return sum(v for row in self.timings for name, v in row.items() if name != "round" and v is not None)
+        return sum(v for row in self.timings for name, v in row.items() if name.endswith("_seconds") and v is not None)
+
+    def computed(self, per_round: bool = False) -> dict[str, float]:
+        """The gradients that a client computed, and the samples of which they were taken: in all rounds, on average
+        over clients, or in a round in which it took part. A sample counts as often as a gradient is taken of it,
+        weighted by the share of the model's parameters that are differentiated. Empty for runs of older versions."""
+        rows = [row for row in self.timings if row.get("gradients") is not None]
+        if not rows:
+            return {}
+        found = {}
+        for name in ("gradients", "samples"):
+            total = sum(row[name] * (1 if per_round else row["participation"]) for row in rows)
+            found[name] = total / len(rows) if per_round else total
+        return found
 
     @property
     def metric(self) -> str:
@@ -260,7 +274,7 @@ class Result:
         for name, pick in (("best_on_validation", self.best_on_validation), ("best_on_test", self.best_on_test)):
             found[name] = {view: pick(view) for view in self.views()}
         found["convergence_round"] = {view: self.convergence_round(view) for view in self.views()}
-        return found
+        return found | ({"stopped": self.stopped} if self.stopped else {})
 
 
 def best_on_validation(rounds: list[Row], view: str, metric: str = "accuracy") -> Row:
@@ -283,8 +297,8 @@ def load_run(folder: Path, own: dict[str, Any] | None = None) -> Result:
     """The results in a run directory; `own` may have the algorithm and the model, if they were made in Python."""
     directory = RunDirectory(folder)
     config, plan, partition, records = directory.contents()
-    metrics = directory.metrics()
-    return make_result(config, plan, partition, records, metrics=metrics, folder=directory.path, own=own or {})
+    more = {"metrics": directory.metrics(), "stopped": directory.why_stopped(), "own": own or {}}
+    return make_result(config, plan, partition, records, folder=directory.path, **more)
 
 
 def make_result(config: ConfigDict, plan: dict[str, Any], partition: str, records: Records, **more: Any) -> Result:

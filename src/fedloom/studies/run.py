@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedloom.config.keywords import from_keywords, takes_settings
 from fedloom.config.resolve import AlgorithmLike, DatasetLike
 from fedloom.core.errors import check_path
+from fedloom.studies.callbacks import Callback
 from fedloom.studies.execute import OnRound, execute
+from fedloom.studies.notebook import with_progress
 from fedloom.studies.result import Result
 
 
@@ -20,6 +23,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Result:
     """Train and evaluate one method.
@@ -30,7 +34,9 @@ def run(
             frame, a torch or Hugging Face data set, or a dictionary of them by client.
         out: folder in which everything is kept; without it, nothing is written.
         resume: continue the run in `out`.
-        on_round: called after every round with the rounds done, the rounds in all and the row of an evaluated round.
+        on_round: called after every round with the rounds done, the rounds in all and the row of an evaluated round;
+            it may return True to end the run.
+        callbacks: objects that see more than that: `fedloom.EarlyStopping`, trackers, your own (docs/callbacks.md).
         **settings: the keyword arguments below, and settings of the method, the data set, the partition or the model,
             by name; `partition__k=2` where two of them have a setting of the same name.
 
@@ -44,4 +50,5 @@ def run(
     """
     if out is not None:
         check_path(out)
-    return execute(from_keywords(algorithm, dataset, settings), out=out, resume=resume, on_round=on_round)
+    config = from_keywords(algorithm, dataset, settings)
+    return execute(config, out=out, resume=resume, on_round=on_round, callbacks=with_progress(callbacks))

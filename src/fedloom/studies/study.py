@@ -24,13 +24,13 @@ from fedloom.runs.folders import KINDS, check_empty, check_same, exclusive_lock,
 from fedloom.storage.files import text_writer
 from fedloom.storage.manifest import Manifest
 from fedloom.studies.build import check_more_rounds, make_data, make_task
-from fedloom.studies.execute import OnRound, execute_group
+from fedloom.studies.callbacks import Callback
+from fedloom.studies.execute import execute_group
 from fedloom.studies.result import Result
 
 LONGEST_NAME = 255  # bytes, of a folder
 MOST_RUNS = 100_000
 TOO_MANY = f"{{}} runs are more than the {MOST_RUNS} that a study can have; use fewer seeds or settings."
-OnGroup = Callable[[int, int], OnRound | None]  # groups done, groups in all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,7 @@ class Study:
     runs: Sequence[Config]
     groups: Sequence[Sequence[int]]  # positions of runs
     check_data: Callable[[Federation], None] = lambda data: None  # raises UserError for data that do not fit
+    data: Federation | None = None  # if they were already divided
 
     @contextmanager
     def opened(self, out: str | Path | None, resume: bool) -> Iterator[tuple[Path | None, Federation]]:
@@ -54,7 +55,7 @@ class Study:
         if folder is None and resume:
             raise UserError(f"resume needs out, the folder of the {KINDS[self.file][0]}.")
         self._check(folder, resume)
-        data = make_data(self.runs[0])
+        data = self.data if self.data is not None else make_data(self.runs[0])
         self.check_data(data)
         for place, config in enumerate(self.runs):
             if config.settings.seed == self.runs[0].settings.seed:
@@ -91,16 +92,20 @@ class Study:
         return None if folder is None else run_folder(folder, self.names[place], self.runs[place].settings.seed)
 
     def execute(
-        self, folder: Path | None, data: Federation, on_group: OnGroup | None = None
+        self, folder: Path | None, data: Federation, callbacks: Sequence[Callback] = ()
     ) -> Iterator[tuple[int, Result]]:
         """Carry out all runs that are not done yet; yields the position and the result of every run."""
         for count, group in enumerate(self.groups):
-            on_round = on_group(count, len(self.groups)) if on_group is not None else None
-            configs, folders = [self.runs[place] for place in group], [self.path(folder, place) for place in group]
-            resume = folder is not None
-            yield from zip(
-                group, execute_group(configs, out=folders, resume=resume, on_round=on_round, data=data), strict=True
+            results = execute_group(
+                [self.runs[place] for place in group],
+                out=[self.path(folder, place) for place in group],
+                resume=folder is not None,
+                callbacks=callbacks,
+                names=[self.names[place] for place in group],
+                number=(count + 1, len(self.groups)),
+                data=data,
             )
+            yield from zip(group, results, strict=True)
 
 
 def run_folder(study: Path, name: str, seed: int) -> Path:

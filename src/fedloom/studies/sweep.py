@@ -31,8 +31,9 @@ from fedloom.report.sweep import columns, to_markdown
 from fedloom.runs.directory import RunDirectory
 from fedloom.runs.folders import open_manifest
 from fedloom.studies.build import eval_client_ids
-from fedloom.studies.execute import OnRound
+from fedloom.studies.callbacks import Callback, checked
 from fedloom.studies.frames import data_frame
+from fedloom.studies.notebook import with_progress
 from fedloom.studies.result import Result, load_run
 from fedloom.studies.study import Study, check_size, parse_seeds, refuse_seed, run_folder, stackable_groups
 
@@ -40,7 +41,6 @@ from fedloom.studies.study import Study, check_size, parse_seeds, refuse_seed, r
 TASK = ("clients", "partition_seed", "split", "pool", "subset", "server_share", "holdout_clients", "eval_clients")
 NAMED = ("partition", "model", "data_dir")  # options of the command line that --set does not know
 FILE = "sweep.yaml"
-OnGroup = Callable[[str, int, int, int], OnRound | None]  # method, runs in this group, groups done, groups in all
 Grid = Mapping[str, Iterable[Any]]
 Combination = dict[str, Any]
 
@@ -81,7 +81,7 @@ def sweep(
     seeds: int | Sequence[int] = 1,
     out: str | Path | None = None,
     resume: bool = False,
-    on_group: OnGroup | None = None,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Sweep:
     """Train and evaluate one method with all combinations of some settings, and rank them on validation data.
@@ -94,8 +94,7 @@ def sweep(
         seeds: how many, or which.
         out: folder in which everything is kept; without it, nothing is written.
         resume: continue the sweep in `out`.
-        on_group: called before each group of stacked runs with the method, the runs in it, the groups done and in all;
-            may return a function that is called after every round.
+        callbacks: objects that are called while runs train, see `fedloom.Callback` and docs/callbacks.md.
         **settings: the keyword arguments below, and settings of the method, the data set, the partition or the model,
             by name.
 
@@ -115,7 +114,8 @@ def sweep(
     def make(combination: Combination) -> Config:
         return from_keywords(algorithm, dataset, {**settings, **combination})
 
-    return carry_out(make, searched, parse_seeds(seeds), out=out, resume=resume, on_group=on_group)
+    called = with_progress(callbacks)
+    return carry_out(make, searched, parse_seeds(seeds), out=out, resume=resume, callbacks=called)
 
 
 def _pairs(grid: Any) -> Iterable[tuple[str, Iterable[Any]]]:
@@ -185,9 +185,10 @@ def carry_out(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    on_group: OnGroup | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Sweep:
     """Carry out all runs that are not done yet, as many as possible stacked, and make the table."""
+    checked(callbacks)
     check_size(math.prod(map(len, grid.values())) * len(seeds))
     _check_values(make, grid)
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -204,12 +205,8 @@ def carry_out(
         check_data=lambda data: _check_validation(configs[0], data),
     )
 
-    def on_study_group(done: int, total: int) -> OnRound | None:
-        name, count = configs[0].algorithm.name, len(study.groups[done])
-        return on_group(name, count, done, total) if on_group is not None else None
-
     with study.opened(out, resume) as (folder, data):
-        scores = {place: _score(result) for place, result in study.execute(folder, data, on_study_group)}
+        scores = {place: _score(result) for place, result in study.execute(folder, data, callbacks)}
         metric = study.config["metric"]
         table, order = _ranked(combinations, scores, len(seeds), metric)
         best = order[0] * len(seeds)

@@ -67,8 +67,8 @@ class PerClientExecutor:
                 model = self.alg.model(self.task, work, down, trained)
             if cohort.scored[j]:
                 scores = self._score(self._personal(model), int(cohort.ids[j]), splits)
-            visited = to_device(self.task.data.device, np.concatenate(visits))
-            return Outcome(kept, up, get_stats(work), report, scores, visited, model if models else {})
+            counts = to_device(self.task.data.device, np.concatenate(visits))
+            return Outcome(kept, up, get_stats(work), report, scores, counts, model if models else {})
 
         return self._map_clients(cohort, one)
 

@@ -159,8 +159,8 @@ class StackedExecutor:
         client_state, up = self.finish(work, cohort)
         scores = self._score_trained(work, cohort, splits)
         trained = self.trained_model(work, cohort) if models else {}
-        visited = to_device(self.task.data.device, np.stack(visits, 1))
-        return Outcome(client_state, up, get_stats(work), self.report(work, cohort), scores, visited, trained)
+        counts = to_device(self.task.data.device, np.stack(visits, 1))
+        return Outcome(client_state, up, get_stats(work), self.report(work, cohort), scores, counts, trained)
 
     def _score_trained(self, work: Tree, cohort: Cohort, splits: tuple[str, ...]) -> Scores:
         """Scores of PM_post, NaN for clients that are not to be scored."""
@@ -234,9 +234,7 @@ class StackedExecutor:
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
-    def _run_phase(
-        self, phase_id: PhaseId, phase: Phase, work: Tree, cohort: Cohort
-    ) -> tuple[Tree, np.ndarray]:
+    def _run_phase(self, phase_id: PhaseId, phase: Phase, work: Tree, cohort: Cohort) -> tuple[Tree, np.ndarray]:
         """The work after a phase, and the visits of every client (`Schedule.visits`)."""
         task, work = self.task, self.enter(phase_id, phase, work, cohort)
         epochs = self.epochs(phase, work, cohort)
