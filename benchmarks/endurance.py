@@ -49,7 +49,7 @@ from fedloom.storage.files import checksum
 from fedloom.storage.trees import named
 
 COUNT = {"flips": 5000, "kills": 200, "soak": 5000}
-QUICK = {"flips": 16, "kills": 2, "soak": 50}
+QUICK = {"flips": 8, "kills": 1, "soak": 50}
 SMALL = ["--device", "cpu", "--plan", "stacked-eager", "--set", "width=4", "--set", "checkpoint_every=1"]
 STORES = ("memory", "disk")
 SAME, REPORTED = "same", "reported"
@@ -485,7 +485,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="processes at once, for flips and kills")
     parser.add_argument("--keep", type=Path, help="folder for the folders of findings")
-    parser.add_argument("--quick", action="store_true", help="a smoke run: 16 flips, 2 commands to kill, 50 rounds")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: 8 flips, a command to kill, 50 rounds")
     args = parser.parse_args()
     count = args.count or (QUICK if args.quick else COUNT)[args.what]
     torch.set_num_threads(1)

@@ -31,7 +31,7 @@ def task_for(name, kind, **settings):
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_stacked_equals_reference(name, kind):
     alg, task = task_for(name, kind, class_weights=kind == "labels", epochs=2)
-    assert_same(alg, task, Plan("stacked", "traced", chunk=7), 1e-9)
+    assert_same(alg, task, Plan("stacked", "eager", chunk=7), 1e-9, rounds=2)  # test_parity has traced steps
 
 
 def test_methods_that_need_classes():

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import os
 import sys
 import traceback
@@ -283,6 +284,8 @@ def check(
     from fedloom.studies.method_check import check_method
 
     begin(verbose)
+    if not verbose:  # what a run would warn of is among the findings
+        logging.getLogger("fedloom").setLevel(logging.ERROR)
     cls = find_method(method)
     verdict = check_method(build(cls, pairs(set_ or []), f"algorithm '{cls.name}'"))
     display.print_verdict(out, verdict, json)

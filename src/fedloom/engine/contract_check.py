@@ -5,7 +5,6 @@ one sentence with the function's name.
 """
 
 import dataclasses
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,10 +22,7 @@ from fedloom.engine import batching
 from fedloom.engine.cohort import Cohort
 from fedloom.engine.executors.per_client import PerClientExecutor
 from fedloom.engine.plan import Plan
-from fedloom.engine.planning.dry_run import dry_run
 from fedloom.engine.simulation import Simulation
-
-log = logging.getLogger("fedloom")
 
 NEEDED = ("begin", "phases", "finish", "model")  # functions that have no default
 
@@ -39,17 +35,6 @@ def check_contract(alg: Algorithm, task: Task, seed: int = 0) -> None:
         listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
         raise UserError(f"The method '{alg.name}' has no {listed}; docs/new-method.md says what each returns.")
     Contract(alg, dataclasses.replace(task, data=task.data.participants()), seed).check()
-
-
-def stacking_obstacle(alg: Algorithm, task: Task, seed: int = 0) -> str | None:
-    """Why clients cannot be stacked, if it is a function of the method; None if they can."""
-    simulation = Simulation(alg, task, seed)
-    cohort = simulation.first_cohort()
-    try:
-        dry_run(alg, simulation.task, cohort.rows(np.arange(min(2, len(cohort)))))
-    except Exception as error:  # a function may do anything
-        return describe_failure(error, type(alg))
-    return None
 
 
 class Contract:

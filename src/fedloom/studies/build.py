@@ -29,7 +29,7 @@ from fedloom.data.divide import divide, hold_out, validated
 from fedloom.data.limits import memory_limit
 from fedloom.data.sets.own import OwnData
 from fedloom.device.memory import available_memory
-from fedloom.engine.contract_check import check_contract, stacking_obstacle
+from fedloom.engine.contract_check import check_contract
 from fedloom.metrics.registry import find_metric
 from fedloom.models.zoo import Model, Shape
 from fedloom.nn.network import Network
@@ -298,16 +298,9 @@ def check(alg: Algorithm, task: Task) -> None:
         raise UserError(f"{alg.name} needs {need} training samples per client, but one has {small}; use fewer clients.")
     _check_server_optimizer(alg, task)
     alg.check(task)
-    if is_own(type(alg)):
-        _check_own(alg, task)
+    if is_own(type(alg)):  # it may have mistakes that FedLoom's tests would have found
+        check_contract(alg, task)
     _check_batch_norm(alg, task)
-
-
-def _check_own(alg: Algorithm, task: Task) -> None:
-    """A method that does not come with FedLoom, and may have mistakes that tests would have found."""
-    check_contract(alg, task)
-    if (why := stacking_obstacle(alg, task)) is not None:
-        log.warning("Clients are trained one by one, because %s.", why)
 
 
 def _check_batch_norm(alg: Algorithm, task: Task) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedloom.config.files import SECTIONS, ConfigDict, read_config
 from fedloom.config.keywords import from_keywords, takes_settings
+from fedloom.config.methods import CHECKSUM, place_of
 from fedloom.config.resolve import (
     NOT_SETTINGS,
     AlgorithmLike,
@@ -321,7 +322,8 @@ def _command(config: Config, folder: Path | None) -> str | None:
             words += [] if key == "dataset.path" else ["--set", f"{key}={_written(value)}"]
         elif value != default.get(key):
             words += [f"--{key.replace('_', '-')}", value] if key in NAMED else ["--set", f"{key}={_written(value)}"]
-    return shlex.join(["fedloom", "run", method, *words])
+    place = place_of(type(config.algorithm))  # of a method that is not known by its name
+    return shlex.join(["fedloom", "run", method if place is None else place.partition(CHECKSUM)[0], *words])
 
 
 def _command_of_folder(config: ConfigDict, folder: Path) -> str | None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedloom.core.algorithm import Algorithm
+from fedloom.core.authors import describe_failure
 from fedloom.core.task import Task
 from fedloom.device.memory import available_memory
 from fedloom.engine.cohort import Cohort, Executor
@@ -62,8 +63,10 @@ def _choose(load: Workload, mode: str) -> Option:
         except Exception as error:  # any operation of the method or the model may lack a vmap rule
             if mode != "auto":
                 raise
-            found = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            log.warning("Clients are trained one by one: this model and method cannot be stacked (%s).", found)
+            method = type(getattr(load.alg, "algs", (load.alg,))[0])  # of stacked runs, they have the same
+            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            found = describe_failure(error, method) or first_line
+            log.warning("Clients are trained one by one, because they cannot be stacked: %s.", found)
             why = f"cannot be stacked: {found}"
     option = _best_per_client(load)
     return replace(option, plan=replace(option.plan, reason=why))
