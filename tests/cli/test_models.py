@@ -5,7 +5,6 @@ import contextlib
 import functools
 import json
 import re
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -288,27 +287,6 @@ def test_outputs_that_stand_for_no_class_are_never_predicted(tmp_path):
     assert model(data.x).shape[1] == 5
     assert set(model.predict(data.x)) <= {"0", "1"}
     assert model.probabilities(data.x).shape == (len(data.x), 2)
-
-
-def test_the_page_about_trained_models_is_true(fed, tmp_path):
-    """Its commands and its Python run one after another."""
-    pytest.importorskip("onnxruntime")
-    draw = np.random.default_rng(0)
-    made = [(site, age, sex, 100 + int(draw.integers(60)), label) for site, age, sex, label in rows(90)]
-    write(tmp_path / "hospitals.csv", csv(made, "site,age,sex,pressure,diagnosis"))
-    write(tmp_path / "patients.csv", csv([row[:4] for row in made[:5]], "site,age,sex,pressure"))
-    write(tmp_path / "oslo.csv", csv([row[1:] for row in made[:30]], "age,sex,pressure,diagnosis"))
-    write(tmp_path / "oslo-new.csv", csv([row[1:4] for row in made[:5]], "age,sex,pressure"))
-    scope: dict = {"__name__": "page"}
-    ran = 0
-    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
-        if language == "python":
-            exec(compile(block, PAGE.name, "exec"), scope)
-        for line in block.splitlines() if language == "" else ():
-            quick = ("--set", "plan=per-client", "--batch-size", "100") if "--dataset" in line else ()
-            fed(*shlex.split(line)[1:], *quick)
-        ran += language in ("", "python")
-    assert ran == 9
 
 
 # -- files for other programs

@@ -3,8 +3,6 @@
 import gzip
 import json
 import os
-import re
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -476,17 +474,6 @@ def test_a_check_of_good_data_ends_with_the_command_that_trains_on_them(tmp_path
     code, out, _ = run_cli(monkeypatch, capsys, "data", "check", ".", *settings)  # what the run left is not data
     assert code == 0
     assert "30 samples, 2 classes, 3 clients" in out
-
-
-def test_the_page_about_user_data_shows_what_a_check_prints(tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text()
-    (table,) = re.findall(r"```csv\n(.*?)```", page, re.DOTALL)
-    shown = re.findall(r"^\$ fedloom (data check.*?)\n(.*?)```", page, re.MULTILINE | re.DOTALL)
-    assert len(shown) == 2
-    for text, (command, said) in zip((table, table.replace("rome", "Rome").replace("high", "148")), shown, strict=True):
-        write(tmp_path / "hospitals.csv", text)
-        _, out, _ = run_cli(monkeypatch, capsys, *command.split())
-        assert [line.rstrip() for line in out.strip().splitlines()] == said.strip().splitlines()
 
 
 def test_a_run_on_user_data_resumes_from_another_folder_and_notices_other_data(tmp_path, monkeypatch, capsys):

@@ -126,3 +126,17 @@ def test_what_is_wrong_with_a_file_is_said_in_one_sentence(folder, monkeypatch, 
     assert (code, out, len(err.splitlines())) == (2, "", 1), err
     for word in words:
         assert word in err
+
+
+def test_a_mistake_that_shows_while_training_is_one_sentence_and_with_v_a_traceback(folder, monkeypatch, capsys):
+    text = METHOD.format(name="mine").rstrip() + "\n\n    def report_round(self, rounds):\n        return rounds[5]\n"
+    (folder / "my_method.py").write_text(text)
+    words = ("run", "./my_method.py", "--rounds", "1", "--clients", "4", "--no-save")
+    code, _, err = run_cli(monkeypatch, capsys, *words)
+    assert code == 2
+    assert "report_round of 'mine' raised IndexError" in err
+    assert "Traceback" not in err
+    code, _, err = run_cli(monkeypatch, capsys, *words, "-v")
+    assert code == 2
+    assert "Traceback" in err
+    assert "return rounds[5]" in err

@@ -260,6 +260,29 @@ def test_the_command_line_puts_options_over_the_file_over_the_preset(tmp_path, m
 @pytest.mark.parametrize(
     ("config_dict", "words"),
     [
+        (
+            {"algorithm": "fedavg", "lam": 1},
+            ["'lam'", "belongs to the methods ditto,", "and pfedme, not to the method fedavg", "ditto:lam=VALUE"],
+        ),
+        ({"algorithm": "fedavg", "algorithm.mu": 1}, ["'algorithm.mu'", "belongs to the method", "not to the method"]),
+        ({"model": "mlp", "dropout_rate": 1}, ["'dropout_rate'"]),
+        ({"partition": "iid", "beta": 1}, ["'beta'", "belongs to the", "or the partition iid"]),
+        ({"zzzzz": 1}, ["'zzzzz'", "fedloom list settings", "fedloom list algorithms NAME"]),
+    ],
+)
+def test_a_setting_of_something_else_says_whose_it_is(config_dict, words):
+    with user_error(*words):
+        resolve(config_dict)
+
+
+def test_a_setting_of_an_object_is_set_there():
+    with user_error("'lam'", "the method ditto is given as an object", "Ditto(...)"):
+        configure(Ditto(), values={"lam": 3})
+
+
+@pytest.mark.parametrize(
+    ("config_dict", "words"),
+    [
         ({"algorithm": "dito"}, ["'dito'", "did you mean 'ditto'?"]),
         ({"algorithm": {"name": "ditto", "lamb": 1}}, ["algorithm 'ditto'", "'lamb'", "did you mean 'lam'?"]),
         ({"algorithm": {"name": 3}}, ["algorithm must be a word", "'3'"]),

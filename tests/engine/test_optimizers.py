@@ -83,8 +83,8 @@ def test_a_run_with_a_cosine_schedule_cannot_be_given_more_rounds(tmp_path):
 
 def test_adam_learns_and_runs_with_a_step_schedule_grow_byte_for_byte(tmp_path):
     small = {
-        "clients": 4, "plan": "stacked-eager", "batch_size": 50, "optimizer": "adam", "lr": 0.01, "lr_schedule": "step", "lr_step": 2,
-        "lr_gamma": 0.5, "lr_warmup": 1,
+        "clients": 4, "plan": "stacked-eager", "batch_size": 50, "optimizer": "adam", "lr": 0.01, "lr_warmup": 1,
+        "lr_schedule": "step", "lr_step": 2, "lr_gamma": 0.5,
     }  # fmt: skip
     fedloom.run("fedavg-ft", rounds=2, out=tmp_path / "a", **small)
     grown = fedloom.run("fedavg-ft", rounds=4, out=tmp_path / "a", resume=True, **small)

@@ -3,6 +3,7 @@
 import pytest
 from helpers import method, methods, run_cli
 
+import fedloom
 from fedloom.config.methods import load_method
 from fedloom.core.algorithm import ALGORITHMS
 from fedloom.studies.method_check import check_method
@@ -124,3 +125,19 @@ def test_the_command_prints_a_verdict(own, monkeypatch, capsys):
     code, out, _ = run_cli(monkeypatch, capsys, "check", own(GOOD.replace(AGGREGATE, "pass")))
     assert code == 1
     assert "1 of 12 checks failed" in out
+
+
+def test_a_check_shows_no_warnings_beside_its_findings(own, monkeypatch, capsys, caplog):
+    file = own(GOOD.replace(STEP, STEP + "        if g['head.bias'].sum() > 0:\n            g = g\n"))
+    code, out, err = run_cli(monkeypatch, capsys, "check", file)
+    assert code == 1
+    assert "branches on the value of a tensor" in out
+    assert err == caplog.text == ""
+
+
+def test_a_run_names_the_line_that_keeps_clients_from_being_stacked(own, caplog):
+    found = load_method(str(own(GOOD.replace(STEP, STEP + "        if g['head.bias'].sum() > 0: pass\n"))))
+    fedloom.run(found, clients=4, rounds=1)
+    assert caplog.text.count("Clients are trained one by one") == 1
+    assert "step of 'mine' branches on the value of a tensor" in caplog.text
+    assert "line 30: if g['head.bias'].sum() > 0: pass" in caplog.text

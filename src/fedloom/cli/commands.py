@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import logging
 import os
 import sys
 import traceback
@@ -13,7 +12,7 @@ import typer
 
 from fedloom.cli import completion, data, models
 from fedloom.cli.command import Command, Group, UsageError, examples
-from fedloom.cli.console import begin, err, out
+from fedloom.cli.console import begin, err, no_warnings, out
 from fedloom.cli.options import ConfigDict, Json, option, pairs, with_settings
 from fedloom.core.errors import UserError, is_plain_text, printable, system_error, unknown
 from fedloom.trackers import TRACKERS
@@ -284,10 +283,9 @@ def check(
     from fedloom.studies.method_check import check_method
 
     begin(verbose)
-    if not verbose:  # what a run would warn of is among the findings
-        logging.getLogger("fedloom").setLevel(logging.ERROR)
     cls = find_method(method)
-    verdict = check_method(build(cls, pairs(set_ or []), f"algorithm '{cls.name}'"))
+    with contextlib.nullcontext() if verbose else no_warnings():  # what a run would warn of is among the findings
+        verdict = check_method(build(cls, pairs(set_ or []), f"algorithm '{cls.name}'"))
     display.print_verdict(out, verdict, json)
     if not verdict.ok:
         raise typer.Exit(1)

@@ -90,12 +90,10 @@ class RoundProgress(Callback):
 
     def on_setup(self, run: TrainingRun) -> None:
         if run.group != self._group:
-            self._group, self._runs, self._started, number, total = run.group, {}, False, *run.group
+            self._group, self._runs, self._started = run.group, {}, False
             for previous in self._bar.task_ids:
                 self._bar.remove_task(previous)
-            title = f"{number}/{total} {run.name}" if total > 1 else run.name
-            title += f", {plural(run.together, 'run')}" if run.together > 1 else ""
-            self._task = self._bar.add_task(title, total=None, score="getting ready")
+            self._task = self._bar.add_task(run.title, total=None, score="getting ready")
         self._runs[run] = None
 
     def on_start(self, run: TrainingRun) -> None:

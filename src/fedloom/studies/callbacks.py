@@ -9,7 +9,7 @@ from typing import Any
 
 from fedloom.config.files import ConfigDict
 from fedloom.config.resolve import describe
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, plural
 from fedloom.metrics.registry import column_name, sign
 from fedloom.runs.records import Row
 from fedloom.studies.build import NO_VALIDATION
@@ -29,6 +29,13 @@ class TrainingRun:
 
     def __repr__(self) -> str:
         return f"TrainingRun({self.name}, seed {self.seed}, round {self.round} of {self.rounds})"
+
+    @property
+    def title(self) -> str:
+        """What a progress bar calls the runs that train at the same time, such as "2/5 fedrep, 3 runs"."""
+        number, total = self.group
+        words = [f"{number}/{total} {self.name}" if total > 1 else self.name]
+        return ", ".join([*words, plural(self.together, "run")] if self.together > 1 else words)
 
     @property
     def config(self) -> ConfigDict:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fedloom.core.errors import plural
 from fedloom.metrics.registry import column_name
 from fedloom.studies.callbacks import Callback, TrainingRun, checked
 from fedloom.studies.result import Result
@@ -35,7 +34,7 @@ class NotebookProgress(Callback):
 
     def __init__(self) -> None:
         self._group: tuple[int, int] | None = None
-        self._done: dict[int, tuple[int, int]] = {}  # by run: rounds that are done, rounds in all
+        self._done: dict[TrainingRun, tuple[int, int]] = {}  # rounds that are done, rounds in all
         self._handle: Any = None
         self._title = self._text = ""
         self._updated = 0.0
@@ -44,26 +43,23 @@ class NotebookProgress(Callback):
         if run.group != self._group or self._finished:
             from IPython.display import display
 
-            self._group, self._done, number, total = run.group, {}, *run.group
-            self._title = f"{number}/{total} {run.name}" if total > 1 else run.name
-            self._title += f", {plural(run.together, 'run')}" if run.together > 1 else ""
-            self._text = "getting ready"
+            self._group, self._done, self._title, self._text = run.group, {}, run.title, "getting ready"
             self._handle = display(self._bundle(), raw=True, display_id=True)
-        self._done[id(run)] = 0, run.rounds
+        self._done[run] = 0, run.rounds
 
     def on_start(self, run: TrainingRun) -> None:
-        self._done[id(run)] = run.round, run.rounds
+        self._done[run] = run.round, run.rounds
         self._text = "" if self._text == "getting ready" else self._text
 
     def on_round(self, run: TrainingRun) -> None:
-        self._done[id(run)] = run.round, run.rounds
+        self._done[run] = run.round, run.rounds
         if run.metrics is not None:
             self._text = score(run.metrics, run.metric)
         if time.monotonic() - self._updated > SECONDS_BETWEEN:
             self._update()
 
     def on_end(self, run: TrainingRun, result: Result) -> None:
-        self._done[id(run)] = run.round, run.round
+        self._done[run] = run.round, run.round
         self._text += f" (ended early: {result.stopped})" if result.stopped and run.together == 1 else ""
         self._update()
 
