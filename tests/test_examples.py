@@ -59,6 +59,7 @@ EXCEPTIONS = {  # first line of an example -> why it is not carried out
     ".venv/bin/python -m pytest tests/algorithms/test_averaging.py": "a test that the reader writes",
     ".venv/bin/pip install pre-commit": "needs an index of packages",
     ".venv/bin/pre-commit install": "needs the tool pre-commit",
+    "fedloom --install-completion": "changes the configuration of the shell; tests/cli/test_help.py has completion",
 }
 
 PROGRAMS = ("fedloom", "make", "pip", "pytest", "python")  # that a Reader knows

@@ -29,20 +29,22 @@ SIZES = (3, 17, 8, 11)
 INFO = client_info(first=False)
 
 
-def mix(losses, own_loss, theta, models, there=None, n=1):
-    """Weights and mixture by the mean losses over n held-out samples, for models of one parameter vector."""
-    models = torch.stack(models)
+def mix(losses, base_loss, base, models, there=None, n=1, own=None, own_loss=math.inf):
+    """Weights and mixture by the mean losses over n held-out samples, for models of one parameter vector. The client
+    moves from `base`; its own trained model is at `own`, by default far away and useless."""
+    own, models = tensor([50, 50]) if own is None else own, torch.stack(models)
     there = torch.ones(len(models), dtype=torch.bool) if there is None else torch.tensor(there)
-    theirs = torch.stack([tensor([0, n * loss, n]) for loss in losses])
+    each = torch.stack([tensor([0, n * loss, n]) for loss in (*losses, own_loss)])
     alg, task = method("fedfomo"), make_task(SIZES)
-    work = {"theta": task.slot({"p": theta}), "mine": tensor([0, n * own_loss, n]), "theirs": theirs, "w": theirs[:, 0]}
-    done = alg.mix(task, work, {"models": {"p": models}, "there": there}, INFO)
+    work = {"theta": task.slot({"p": own}), "before": {"p": base}, "base": tensor([0, n * base_loss, n]), "each": each}
+    done = alg.mix(task, {**work, "w": each[:-1, 0]}, {"models": {"p": models}, "there": there}, INFO)
+    assert torch.equal(done["before"]["p"], done["theta"].params["p"])  # from where it trains now
     return done["w"], done["theta"].params["p"]
 
 
 def test_fedfomos_weights():
-    """Own loss 1, others 0.5 and 1.2 at distance 2: (0.5, -0.2) / (2 + 1e-5); only the first is positive, so the
-    client moves to it entirely. Sums over 7 samples give the same as means."""
+    """Loss 1 before the last training, others 0.5 and 1.2 at distance 2: (0.5, -0.2) / (2 + 1e-5); only the first is
+    positive, so the client moves to it entirely. Sums over 7 samples give the same as means."""
     for n in (1, 7):
         w, theta = mix((0.5, 1.2), 1.0, tensor([0, 0]), [tensor([2, 0]), tensor([0, 2])], n=n)
         assert w.tolist() == pytest.approx([0.25, -0.1], abs=1e-5)
@@ -59,14 +61,21 @@ def test_fedfomo_mixes_by_positive_weights():
     assert theta.tolist() == pytest.approx([2.5, 0], abs=1e-4)
 
 
-def test_fedfomo_stays_where_it_is_if_nothing_is_better():
-    w, theta = mix((1.0, 2.0), 1.0, tensor([1, 1]), [tensor([3, 1]), tensor([1, -3])])
+def test_the_clients_own_trained_model_is_a_candidate():
+    """The same with the own model in the place of the second; what is uploaded are the weights of others."""
+    w, theta = mix((0.4, 1.5), 1.0, tensor([1, 1]), [tensor([3, 1]), tensor([9, 9])], own=tensor([1, -3]), own_loss=0.6)
+    assert w.tolist() == pytest.approx([0.3, -0.5 / math.sqrt(128)], rel=1e-5)
+    assert theta.tolist() == pytest.approx([2.5, 0], abs=1e-4)
+
+
+def test_fedfomo_keeps_its_trained_model_if_nothing_is_better_than_before():
+    w, theta = mix((1.0, 2.0), 1.0, tensor([1, 1]), [tensor([3, 1]), tensor([1, -3])], own=tensor([7, 7]), own_loss=1.5)
     assert w[0] == 0
-    assert theta.tolist() == [1, 1]
+    assert theta.tolist() == [7, 7]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_fedfomo_is_safe_from_models_that_diverged_empty_slots_and_its_own_copy(bad):
+def test_fedfomo_is_safe_from_models_that_diverged_empty_slots_and_copies(bad):
     """Also from a copy whose loss comes out a little smaller by rounding."""
     others = [tensor([bad, bad]), tensor([0, 0]), tensor([1, 1]), tensor([1, 3])]
     w, theta = mix((bad, 0.1, 1 - 1e-12, 0.5), 1.0, tensor([1, 1]), others, there=(True, False, True, True))
@@ -102,11 +111,12 @@ def test_fedfomo_without_other_models_is_local_training(settings):
     assert_same_scores(records, expected, ["pre", "post"])
 
 
-def test_fedfomo_against_plain_pytorch():
+@pytest.mark.parametrize("baseline", ["before", "trained"])
+def test_fedfomo_against_plain_pytorch(baseline):
     """Four clients, so all others are sent: no choice, all of the rest."""
-    run, plain = full_batch_run(method("fedfomo"))
+    run, plain = full_batch_run(method("fedfomo", baseline=baseline))
     n = len(SIZES)
-    thetas, P, moved = [plain.initial] * n, np.eye(n), 0
+    thetas, starts, P, mixed = [plain.initial] * n, [plain.initial] * n, np.eye(n), 0
     train, held_out = [], []
     for i, (x, y) in enumerate(plain.train):
         order = np.random.default_rng([run.seed, zlib.crc32(b"fomo"), i]).permutation(len(y))
@@ -118,28 +128,31 @@ def test_fedfomo_against_plain_pytorch():
         for i in plain.clients:
             theta = thetas[i]
             if t > 0:
-                own_loss = measure(theta, held_out[i])[1]
-                w = {}
+                base = starts[i] if baseline == "before" else theta
+                base_loss, w = measure(base, held_out[i])[1], {}
                 for j in plain.clients:
-                    if j != i:
-                        distance = float((flat(thetas[j]) - flat(theta)).norm())
-                        w[j] = (own_loss - measure(thetas[j], held_out[i])[1]) / (distance + 1e-5)
-                        P[i, j] += w[j]
+                    if j != i or baseline == "before":
+                        distance = float((flat(thetas[j]) - flat(base)).norm())
+                        w[j] = (base_loss - measure(thetas[j], held_out[i])[1]) / (distance + 1e-5)
+                        P[i, j] += w[j] if j != i else 0
                 total = sum(max(v, 0) for v in w.values())
                 if total > 0:
-                    moved += 1
-                    step = {k: sum(max(w[j], 0) / total * (thetas[j][k] - theta[k]) for j in w) for k in theta}
-                    theta = {k: theta[k] + step[k] for k in theta}
+                    mixed += 1
+                    step = {k: sum(max(w[j], 0) / total * (thetas[j][k] - base[k]) for j in w) for k in theta}
+                    theta = {k: base[k] + step[k] for k in theta}
+            starts[i] = theta
             new.append(plain.fit(theta, train[i]))
         thetas = new
         done = run.advance()
         for i in plain.clients:
             assert_near(client_state(run, "theta", i), thetas[i], 1e-8)
+            assert_near(client_state(run, "before", i), starts[i], 1e-8)
             assert_near(take(run.server["models"], i), thetas[i], 1e-8)
         np.testing.assert_allclose(run.server["P"].numpy(), P, rtol=1e-6, atol=1e-9)
         for view in ("pre", "post"):
             assert_scores(done.scores[view]["test"], thetas, plain.test)
-    assert 0 < moved < 3 * n
+    assert mixed > 0
+    assert baseline == "before" or mixed < 3 * n
 
 
 def test_nothing_is_sent_down_in_the_first_round_and_m_models_from_then_on():

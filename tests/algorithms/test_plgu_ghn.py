@@ -24,7 +24,7 @@ def test_a_hypernetwork_that_does_not_fit_is_refused_with_its_size(monkeypatch):
 
 @pytest.mark.parametrize("rank", [None, 2])
 def test_gradients_are_those_of_finite_differences_at_the_perturbed_point(rank):
-    """g_phi is the derivative of mean_i <h(v_i; phi + eps), Delta_i>, g_{v_i} that of <h(v_i; phi + eps), Delta_i>,
+    """g_phi is the derivative of sum_i <h(v_i; phi + eps), Delta_i>, g_{v_i} that of <h(v_i; phi + eps), Delta_i>,
     with eps = rho * g / ||g|| and g the derivative at phi itself; checked along random directions."""
     task = make_task((5, 9, 4))
     alg = method("plgu-ghn", rho=0.3, hn_rank=rank, **SMALL)
@@ -43,14 +43,14 @@ def test_gradients_are_those_of_finite_differences_at_the_perturbed_point(rank):
         h = 1e-5
         return (value(plus(at, direction, h), v, weights) - value(plus(at, direction, -h), v, weights)) / (2 * h)
 
-    mean = torch.full((3,), 1 / 3, dtype=torch.float64)
+    everyone = torch.ones(3, dtype=torch.float64)
     plain = method("pfedhn", hn_rank=rank, **SMALL).gradient(task, {"phi": phi, "v": v}, delta)["phi"]
     perturbed = plus(phi, plain, 0.3 / flat(plain).norm())
     found = alg.gradient(task, {"phi": phi, "v": v}, delta)
     for _ in range(5):
         direction = {k: torch.randn(p.shape, generator=draw, dtype=torch.float64) for k, p in phi.items()}
         for at, g in ((phi, plain), (perturbed, found["phi"])):
-            expected = along(direction, mean, at)
+            expected = along(direction, everyone, at)
             assert sum(float((g[k] * direction[k]).sum()) for k in g) == pytest.approx(expected, rel=1e-6)
     for i in range(3):
         one = torch.zeros(3, dtype=torch.float64)

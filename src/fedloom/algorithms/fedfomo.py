@@ -1,9 +1,11 @@
-"""FedFomo: a client is sent the models of a few others and moves towards those that do better on its held-out samples.
+"""FedFomo: a client is sent the models of a few others. From where it was before its last training, it moves towards
+those of them, and towards its own trained model, that do better on its held-out samples.
 
 Zhang, Sapra, Fidler, Yeung, Alvarez. Personalized Federated Learning with First Order Model Optimization. ICLR 2021.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -25,11 +27,14 @@ class FedFomo(Local):
     paper = "Personalized Federated Learning with First Order Model Optimization"
     year = 2021
     shared = "models theta_n of M others, weights w_n"
-    private = "held-out samples"
+    private = "held-out samples, model theta_i^- before its last training"
 
     M: int = setting(5, "models that a client is sent", low=0)
     eps: float = setting(0.3, "chance, in round 0, that a random model is sent instead of the next best", low=0, high=1)
     eps_decay: float = setting(0.05, "by how much the chance falls per round", low=0)
+    baseline: Literal["before", "trained"] = setting(
+        "before", "the model that a client moves from: before its last training, or the trained one, no candidate then"
+    )
     val_share: float = setting(0.2, "share of the training samples that is held out", above=0, high=0.9)
 
     def slots(self, task):
@@ -75,9 +80,13 @@ class FedFomo(Local):
 
     # -- the client ---------------------------------------------------------------------------------------------
 
+    def init_client(self, task, key, key_i):
+        return {"theta": task.init(key), "before": task.init(key)}
+
     def begin(self, task, down, state, info):
-        zeros = torch.zeros(self.slots(task), 3, dtype=task.dtype, device=info.n.device)
-        return {**super().begin(task, down, state, info), "mine": zeros[0], "theirs": zeros, "w": zeros[:, 0]}
+        zeros = torch.zeros(self.slots(task) + 1, 3, dtype=task.dtype, device=info.n.device)
+        work = {**super().begin(task, down, state, info), "before": state["before"]}
+        return {**work, "base": zeros[0], "each": zeros, "w": zeros[:-1, 0]}
 
     def phases(self, task):
         train, held_out = divided(self.val_share, "fomo")
@@ -86,28 +95,40 @@ class FedFomo(Local):
             Phase(self.step, task.epochs, select=train, enter=self.mix),
         ]
 
+    def from_where(self, work):
+        """The model that the client moves from."""
+        return work["before"] if self.baseline == "before" else work["theta"].params
+
+    def candidates(self, work, down):
+        """The models that it may move to, its own trained one last, and which of them there are."""
+        models = tree_map(lambda others, own: torch.cat([others, own[None]]), down["models"], work["theta"].params)
+        own = torch.full_like(down["there"][:1], self.baseline == "before")
+        return models, torch.cat([down["there"], own])
+
     def judge(self, task, work, batch, down, info):
-        theta = work["theta"]
-        mine, theirs = tally(task, theta, batch), tally_each(task, theta, down["models"], batch)
-        return {**work, "mine": work["mine"] + mine, "theirs": work["theirs"] + theirs}
+        theta, (models, _) = work["theta"], self.candidates(work, down)
+        base = tally(task, theta._replace(params=self.from_where(work)), batch)
+        return {**work, "base": work["base"] + base, "each": work["each"] + tally_each(task, theta, models, batch)}
 
     def mix(self, task, work, down, info):
-        theta = work["theta"].params
-        gain = (work["mine"][1] - work["theirs"][:, 1]) / work["mine"][2].clamp(min=1)
-        apart = vmap(lambda other: norm(sub(other, theta)))(down["models"])
-        w = torch.where(down["there"] & torch.isfinite(gain) & (apart > 0), gain / (apart + 1e-5), 0)
+        start, (models, there) = self.from_where(work), self.candidates(work, down)
+        gain = (work["base"][1] - work["each"][:, 1]) / work["base"][2].clamp(min=1)
+        apart = vmap(lambda other: norm(sub(other, start)))(models)
+        w = torch.where(there & torch.isfinite(gain) & (apart > 0), gain / (apart + 1e-5), 0)
         total = w.clamp(min=0).sum()
         share = w.clamp(min=0) / torch.where(total > 0, total, 1)
 
-        def moved(mine, theirs):
-            s = share.view(-1, *[1] * mine.dim())
-            return mine + torch.where(s > 0, s * (theirs - mine), 0).sum(0)  # one without a share may have diverged
+        def moved(own, origin, others):
+            s = share.view(-1, *[1] * origin.dim())
+            steps = torch.where(s > 0, s * (others - origin), 0)  # one without a share may have diverged
+            return torch.where(total > 0, origin + steps.sum(0), own)
 
-        return {**work, "theta": work["theta"]._replace(params=tree_map(moved, theta, down["models"])), "w": w}
+        theta = tree_map(moved, work["theta"].params, start, models)
+        return {**work, "theta": work["theta"]._replace(params=theta), "before": theta, "w": w[:-1]}
 
     def report(self, task, work, down, info):
         return {"w": work["w"]}
 
     def finish(self, task, work, down, state, info):
         theta = work["theta"].params
-        return {"theta": theta}, {"theta": theta, "w": work["w"]}
+        return {"theta": theta, "before": work["before"]}, {"theta": theta, "w": work["w"]}

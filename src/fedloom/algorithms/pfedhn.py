@@ -13,7 +13,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, normal
 from fedloom.core.settings import setting
 from fedloom.core.task import clip_norm
-from fedloom.core.tree import scale, sub, tree_map, zeros_like
+from fedloom.core.tree import sub, tree_map, zeros_like
 
 COPIES = 5  # of the hypernetwork while it steps: values, momentum, two gradients, the new values
 
@@ -90,11 +90,10 @@ class PFedHN(Algorithm):
         return self._stepped(server, net, self.gradient(task, net, up["delta"]), info.id)
 
     def gradient(self, task, net, delta):
-        """Of phi, the mean over clients of J_phi^T delta_i; of v_i, J_v^T delta_i."""
-        clients = len(net["v"])
+        """Of phi, the sum over clients of J_phi^T delta_i; of v_i, J_v^T delta_i."""
         _, vjp = torch.func.vjp(lambda n: hypernetwork.generate(n["phi"], n["v"], self._targets(task)), net)
-        (g,) = vjp(scale(delta, 1 / clients))
-        return {"phi": g["phi"], "v": clients * g["v"]}
+        (g,) = vjp(delta)
+        return g
 
     def _stepped(self, server, net, g, ids):
         """SGD with clipping, weight decay and momentum, on phi and on the embeddings of these clients only."""
