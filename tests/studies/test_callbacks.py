@@ -158,6 +158,7 @@ def test_on_round_ends_a_run_by_returning_true():
     result = fedloom.run("fedavg", on_round=lambda done, total, row: done == 3, **SMALL)
     assert (result.last()["round"], result.stopped) == (3, "on_round returned True")
     assert fedloom.run("fedavg", on_round=lambda *_: 1, **SMALL).last()["round"] == 4  # other values mean nothing
+    assert fedloom.run("fedavg", on_round=lambda done, total, row: done == total, **SMALL).stopped == ""
 
 
 # -- early stopping ----------------------------------------------------------------------------------------------------

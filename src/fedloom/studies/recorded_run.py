@@ -136,7 +136,8 @@ class RecordedRun:
         which computes its models."""
         metrics = self._metrics(partial(group.predictions, number))
         plan = group.plan(number).record()
-        more = {"metrics": metrics, "stopped": self.stopped}
+        early = self.done < self.config.settings.rounds
+        more = {"metrics": metrics, "stopped": self.stopped if early else ""}
         found = make_result(describe(self.config), plan, self.partition, self.records, **more)
         if found.all_diverged:
             log.warning("All clients diverged%s, so the results mean nothing; use a smaller lr.", self.label)
