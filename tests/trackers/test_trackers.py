@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import time
 
 import pytest
 from helpers import Crash, CrashAt
@@ -108,10 +109,16 @@ def read_wandb(file):
         return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
     config, rows, summary = {}, [], {}
+    complete = "exit"  # the last record, which another process may write a little later
+    for _ in range(100):
+        kinds = [wandb_internal_pb2.Record.FromString(data) for data in records(file.read_bytes())]
+        if any(record.WhichOneof("record_type") == complete for record in kinds):
+            break
+        time.sleep(0.3)
     for data in records(file.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
-        config |= values(record.run.config.update)
+        config |= values(record.run.config.update) | values(record.config.update)
         rows += [values(record.history.item)] if record.history.item else []
         summary |= values(record.summary.update)
     return config, rows, summary
