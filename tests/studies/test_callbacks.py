@@ -12,7 +12,7 @@ from sentences import user_error
 import fedloom
 from fedloom.runs.interrupt import Stopped
 
-SMALL = {"dataset": "synthetic", "clients": 4, "per_client": 40, "rounds": 4, "plan": "stacked"}
+SMALL = {"dataset": "synthetic", "clients": 4, "per_client": 40, "rounds": 4, "plan": "stacked-eager"}
 
 
 class Stop(fedloom.Callback):

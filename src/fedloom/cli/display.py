@@ -300,7 +300,7 @@ def _print_computation(console: Console, board: list[dict[str, Any]]) -> None:
     cells = [[row["method"], *(format_number(row[name]) for name in COMPUTATION)] for row in rows]
     columns = [Column("method"), *(number_column(title) for title in COMPUTATION.values())]
     print_table(console, columns, cells, "Local computation of a client")
-    console.print(f"{computation_caption(board)}\n", style="dim", highlight=False)
+    console.print(f"{computation_caption()}\n", style="dim", highlight=False)
     for sentence in (found := budget_sentences(board)):
         hint = " --equal-budget fedavg gives all methods the same." if "equal_budget" not in rows[0] else ""
         console.print(f"{sentence}{hint}", highlight=False, markup=False)

@@ -20,24 +20,24 @@ _local = threading.local()
 
 def inside_vmap() -> bool:
     """True while a function is being mapped by this module's `vmap`, in this thread."""
-    return bool(getattr(_local, "sizes", ()))
+    return bool(getattr(_local, "calls", ()))
 
 
 def vmap_size() -> int:
     """How often the function that is being mapped by this module's `vmap` is carried out; 1 outside of it."""
-    return math.prod(getattr(_local, "sizes", ()))
+    return math.prod(_mapped_size(*call) for call in getattr(_local, "calls", ()))
 
 
 def vmap(f: Callable[..., Any], in_dims: Any = 0) -> Callable[..., Any]:
     """`torch.func.vmap`, inside which `grad` uses `torch.func.grad`. Random draws without a key raise an error."""
 
     def vmapped(*args: Any) -> Any:
-        before = getattr(_local, "sizes", ())
-        _local.sizes = (*before, _mapped_size(args, in_dims))
+        before = getattr(_local, "calls", ())
+        _local.calls = (*before, (args, in_dims))
         try:
             return torch.func.vmap(f, in_dims=in_dims, randomness="error")(*args)
         finally:
-            _local.sizes = before
+            _local.calls = before
 
     return vmapped
 

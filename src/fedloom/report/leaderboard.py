@@ -203,7 +203,7 @@ def computation_rows(board: Sequence[Row]) -> list[Row]:
     return [row for row in main_rows(board) if "samples_in_all" in row]
 
 
-def computation_caption(board: Sequence[Row]) -> str:
+def computation_caption() -> str:
     """The caption of such a table."""
     return (
         "What a client computes, on average: gradients (one per batch and pass) and samples of which they are taken, "
@@ -282,7 +282,7 @@ def tables(board: Sequence[Row]) -> Iterator[Table]:
     if rows := unseen_rows(board):
         yield Table("Unseen clients", unseen_caption(board), rows, unseen_columns(rows), {})
     if rows := computation_rows(board):
-        about = " ".join([computation_caption(board), *budget_sentences(board)])
+        about = " ".join([computation_caption(), *budget_sentences(board)])
         yield Table("Local computation", about, rows, {}, COMPUTATION)
 
 
