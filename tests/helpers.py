@@ -198,8 +198,11 @@ def methods() -> list[str]:
     return [name for name in ALGORITHMS.names() if ALGORITHMS[name].__module__.startswith("fedloom.")]
 
 
+QUICK = {"pfedkt": {"hn_steps": 3}}  # settings with which a method computes less, and does the same
+
+
 def method(name: str, **settings) -> Algorithm:
-    return ALGORITHMS[name](**settings)
+    return ALGORITHMS[name](**{**QUICK.get(name, {}), **settings})
 
 
 class SingleRun:

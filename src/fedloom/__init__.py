@@ -19,6 +19,7 @@ _HOMES = {  # __init__.pyi tells type checkers and editors the same
     "fedloom.studies.client_model": ("ClientModel",),
     "fedloom.studies.load": ("load",),
     "fedloom.studies.result": ("Result",),
+    "fedloom.studies.reproduce": ("Reproduction", "reproduce"),
     "fedloom.studies.run": ("run",),
     "fedloom.studies.sweep": ("Sweep", "sweep"),
     "fedloom.trackers.mlflow": ("MLflow",),
@@ -28,8 +29,8 @@ _HOMES = {  # __init__.pyi tells type checkers and editors the same
 
 __all__ = [
     "Algorithm", "Batch", "Callback", "ClientModel", "Comparison", "Draw", "EarlyStopping", "Federation", "Info",
-    "MLflow", "OwnData", "Phase", "Ragged", "Result", "Slot", "Sweep", "Task", "TensorBoard", "TrainingRun",
-    "UserError", "WandB", "compare", "deviations", "federation", "load", "run", "setting", "sweep",
+    "MLflow", "OwnData", "Phase", "Ragged", "Reproduction", "Result", "Slot", "Sweep", "Task", "TensorBoard", "TrainingRun",
+    "UserError", "WandB", "compare", "deviations", "federation", "load", "reproduce", "run", "setting", "sweep",
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from fedloom.studies.client_model import ClientModel as ClientModel
 from fedloom.studies.compare import Comparison as Comparison
 from fedloom.studies.deviation import deviations as deviations
 from fedloom.studies.load import load as load
+from fedloom.studies.reproduce import Reproduction as Reproduction, reproduce as reproduce
 from fedloom.studies.result import Result as Result
 from fedloom.studies.sweep import Sweep as Sweep
 from fedloom.trackers.mlflow import MLflow as MLflow
@@ -29,7 +30,7 @@ from fedloom.studies.execute import OnRound
 from fedloom.studies.sweep import Grid
 
 __version__: str
-__all__ = ['Algorithm', 'Batch', 'Callback', 'ClientModel', 'Comparison', 'Draw', 'EarlyStopping', 'Federation', 'Info', 'MLflow', 'OwnData', 'Phase', 'Ragged', 'Result', 'Slot', 'Sweep', 'Task', 'TensorBoard', 'TrainingRun', 'UserError', 'WandB', 'compare', 'deviations', 'federation', 'load', 'run', 'setting', 'sweep']
+__all__ = ['Algorithm', 'Batch', 'Callback', 'ClientModel', 'Comparison', 'Draw', 'EarlyStopping', 'Federation', 'Info', 'MLflow', 'OwnData', 'Phase', 'Ragged', 'Reproduction', 'Result', 'Slot', 'Sweep', 'Task', 'TensorBoard', 'TrainingRun', 'UserError', 'WandB', 'compare', 'deviations', 'federation', 'load', 'reproduce', 'run', 'setting', 'sweep']
 
 def compare(
     methods: Iterable[AlgorithmLike] | AlgorithmLike = ...,
@@ -70,6 +71,7 @@ def compare(
     pool: Literal['merged', 'train', 'separate'] = ...,  # divided among clients: merged, all samples; train, the official training set (the official test set goes to the server); separate, both, each by itself [merged]
     subset: int | None = ...,  # keep so many clients of the partition, drawn at random [None]
     server_share: float = ...,  # share of the samples that goes to the server (D_CS) [0.0]
+    dcs_holdout: float = ...,  # share of the server's samples (D_CS) that only test the global model; page learns from the rest [0.0]
     screening: bool = ...,  # leave out uploads that are far larger than usual (see docs/robustness.md) [True]
     screen_directions: bool = ...,  # leave out clients whose updates point away from those of others in the first rounds [False]
     aggregation: Literal['mean', 'median', 'trimmed_mean'] = ...,  # where the server averages: the method's mean, or median or trimmed mean of each coordinate, unweighted [mean]
@@ -136,6 +138,7 @@ def run(
     pool: Literal['merged', 'train', 'separate'] = ...,  # divided among clients: merged, all samples; train, the official training set (the official test set goes to the server); separate, both, each by itself [merged]
     subset: int | None = ...,  # keep so many clients of the partition, drawn at random [None]
     server_share: float = ...,  # share of the samples that goes to the server (D_CS) [0.0]
+    dcs_holdout: float = ...,  # share of the server's samples (D_CS) that only test the global model; page learns from the rest [0.0]
     screening: bool = ...,  # leave out uploads that are far larger than usual (see docs/robustness.md) [True]
     screen_directions: bool = ...,  # leave out clients whose updates point away from those of others in the first rounds [False]
     aggregation: Literal['mean', 'median', 'trimmed_mean'] = ...,  # where the server averages: the method's mean, or median or trimmed mean of each coordinate, unweighted [mean]
@@ -202,6 +205,7 @@ def sweep(
     pool: Literal['merged', 'train', 'separate'] = ...,  # divided among clients: merged, all samples; train, the official training set (the official test set goes to the server); separate, both, each by itself [merged]
     subset: int | None = ...,  # keep so many clients of the partition, drawn at random [None]
     server_share: float = ...,  # share of the samples that goes to the server (D_CS) [0.0]
+    dcs_holdout: float = ...,  # share of the server's samples (D_CS) that only test the global model; page learns from the rest [0.0]
     screening: bool = ...,  # leave out uploads that are far larger than usual (see docs/robustness.md) [True]
     screen_directions: bool = ...,  # leave out clients whose updates point away from those of others in the first rounds [False]
     aggregation: Literal['mean', 'median', 'trimmed_mean'] = ...,  # where the server averages: the method's mean, or median or trimmed mean of each coordinate, unweighted [mean]

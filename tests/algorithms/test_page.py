@@ -3,8 +3,10 @@
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -32,6 +34,7 @@ from oracles import (
     assert_near,
     assert_same_scores,
     average,
+    client_samples,
     full_batch_run,
     measure,
     net_of,
@@ -42,6 +45,7 @@ import fedloom
 from fedloom.algorithms.page import PAGE
 from fedloom.algorithms.parts import server_data
 from fedloom.core.tree import size_bytes, take, tree_map
+from fedloom.data.divide import hold_out_server
 from fedloom.engine.plan import Plan
 from fedloom.runs.checkpoints import Checkpoints
 from fedloom.studies.build import check
@@ -83,8 +87,12 @@ def test_every_number_of_epochs_can_be_chosen_and_no_other():
 
 
 def test_weights_from_an_action():
-    torch.testing.assert_close(method("page").weights(tensor([0, 1, -1])), tensor([1 / 3, 2 / 3, 0]), rtol=0, atol=1e-8)
-    nobody = method("page").weights(torch.full((4,), -1.0))  # in float32, all at the lower end
+    """bounded: (1, 1.5, 0.5) / 3 and, with a quarter of the range, (1, 1.25, 0.75) / 3. shift: (1, 2, 0) / 3."""
+    assert method("page").weights(tensor([0, 1, -1])).tolist() == pytest.approx([1 / 3, 1 / 2, 1 / 6])
+    assert method("page", p_range=0.25).weights(tensor([0, 1, -1])).tolist() == pytest.approx([1 / 3, 5 / 12, 1 / 4])
+    shift = method("page", p_map="shift")
+    torch.testing.assert_close(shift.weights(tensor([0, 1, -1])), tensor([1 / 3, 2 / 3, 0]), rtol=0, atol=1e-8)
+    nobody = shift.weights(torch.full((4,), -1.0))  # in float32, all at the lower end
     torch.testing.assert_close(nobody, torch.full((4,), 0.25))
     soft = method("page", p_map="softmax").weights(tensor([0, 1, -1]))
     torch.testing.assert_close(soft, tensor([0.244728, 0.665241, 0.090031]), rtol=0, atol=1e-6)
@@ -147,27 +155,30 @@ def test_a_run_may_end_at_equilibrium_and_is_resumed_into_the_same_end(tmp_path)
 # -- a second implementation ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reward", ["global", "weighted_local"])
+@pytest.mark.parametrize("reward", ["relative", "global", "weighted_local"])
 @pytest.mark.parametrize("signal", ["train", "test"])
 def test_page_against_plain_pytorch_given_the_actions(signal, reward):
-    """Steps 2 to 11 of a round. Agents learn from the third round on; what they chose is taken from the reports,
-    everything that follows from it is computed again."""
+    """Steps 2 to 11 of a round. Agents learn from the third round on; what they chose is taken from the reports and the
+    server's agent, everything that follows from it is computed again."""
     alg = method(
         "page",
         client_signal=signal,
         server_reward=reward,
+        fallback=reward == "relative",
         local_clip=0.3,
         c_w=2.0,
         s_w=3.0,
-        R_max=1.5,
+        R_max=100.0 if reward == "relative" else 1.5,
         **LEARNING_AGENTS,
     )
+    limit, fell_back = alg.R_max, []
     run, plain = full_batch_run(alg, SIZES, data={"server": 30})
-    w, data, samples = plain.initial, run.task.data, {"train": plain.train, "test": plain.test}[signal]
+    w, data = plain.initial, run.task.data
+    samples = client_samples(run.task, signal)
     server_samples = data.x[data.server], data.y[data.server]
 
     def reward_of(weight, loss):
-        return weight * min(1 / (loss + 1e-5), 1.5)
+        return weight * min(1 / (loss + 1e-5), limit)
 
     payoff, server_payoff = np.zeros(len(SIZES)), 0.0
     for t in range(6):
@@ -181,10 +192,16 @@ def test_page_against_plain_pytorch_given_the_actions(signal, reward):
         f = [measure(states[i], samples[i])[1] for i in plain.clients]
         assert found["reward"] == pytest.approx([reward_of(2, v) for v in f], rel=1e-9)  # step 6
         assert run.server["s"].tolist() == pytest.approx([measure(s, server_samples)[0] for s in states])  # step 7
-        assert found["p"].sum() == pytest.approx(1)
-        w = average(states, found["p"])  # step 10
-        loss = measure(w, server_samples)[1] if reward == "global" else float(np.dot(found["p"], f))
-        assert server["reward_CS"] == pytest.approx(reward_of(3, loss), rel=1e-9)  # step 11
+        p, equal = alg.weights(run.server["agent"]["last"]["a"]).numpy(), np.full(len(SIZES), 1 / len(SIZES))
+        models = average(states, p), average(states, equal)  # step 10
+        losses = [measure(model, server_samples)[1] for model in models]
+        fell_back.append(reward == "relative" and losses[0] > losses[1])
+        w, used = (models[1], equal) if fell_back[-1] else (models[0], p)
+        assert found["p"] == pytest.approx(used)
+        rewards = [reward_of(3, loss) for loss in losses]
+        expected = {"relative": rewards[0] - rewards[1], "global": rewards[0]}
+        expected["weighted_local"] = reward_of(3, float(np.dot(p, f)))
+        assert server["reward_CS"] == pytest.approx(expected[reward], rel=1e-8)  # step 11
         payoff += 0.99**t * found["reward"]
         server_payoff += 0.99**t * server["reward_CS"]
         assert found["U"] == pytest.approx(payoff)
@@ -192,11 +209,25 @@ def test_page_against_plain_pytorch_given_the_actions(signal, reward):
     assert_near(run.server["w"], w, 1e-9)
     assert client_state(run, "agent")["updates"].tolist() == [4] * len(SIZES)
     assert run.server["agent"]["updates"] == 4
+    assert any(fell_back) == (reward == "relative")
+
+
+def test_agents_of_clients_may_see_validation_samples_instead():
+    """Where validation and test samples are the same, it does not matter which of them the agents see."""
+    task = page_task()
+    splits = {**task.data.splits, "val": task.data.splits["test"]}
+    task = dataclasses.replace(task, data=dataclasses.replace(task.data, splits=splits))
+    rewards = {}
+    for name in ("val", "test", "train"):
+        records = run_rounds(method("page", client_signal=name), task)[1]
+        rewards[name] = np.stack([done.reports["reward"] for done in records])
+    np.testing.assert_array_equal(rewards["val"], rewards["test"])
+    assert not np.allclose(rewards["val"], rewards["train"])
 
 
 def test_agents_remember_the_transitions_of_the_specification():
     """(s(t-1), a(t-1), r(t-1), s(t)): of a client what it reports, of the server its states and rewards."""
-    alg, task = method("page", **LEARNING_AGENTS), page_task()
+    alg, task = method("page", fallback=False, **LEARNING_AGENTS), page_task()
     run = SingleRun(alg, task, 1, plan=EAGER)
     records, seen = [], []
     for _ in range(5):
@@ -283,7 +314,7 @@ def test_the_agents_of_clients_start_from_different_values():
 
 VARIANTS = [
     {},
-    {"decode": "clip", "lr_max": 0.6, "p_map": "softmax", "server_reward": "weighted_local", "dcs_holdout": 0.5},
+    {"decode": "clip", "lr_max": 0.6, "p_map": "softmax", "server_reward": "weighted_local", "fallback": False},
     {"client_signal": "test", "tune_p": False, "local_clip": None},
 ]
 
@@ -329,18 +360,66 @@ def test_what_is_reported_reaches_the_records():
 
 
 def test_dcs_holdout_divides_the_servers_samples_into_those_that_reward_and_those_that_test():
-    alg, task = method("page", dcs_holdout=0.4), page_task(server=30)
-    signal, test = alg.server_data(task)
+    alg, task = method("page", tune_p=False, server_reward="global"), page_task(server=30)
+    all_ = task.data.server
+    assert task.data.server_signal is task.data.server_test is all_
+    task = dataclasses.replace(task, data=hold_out_server(task.data, 0.4, seed=1))
+    signal, test = task.data.server_signal, task.data.server_test
     assert (len(signal), len(test)) == (18, 12)
-    assert sorted([*signal.tolist(), *test.tolist()]) == task.data.server.tolist()
+    assert sorted([*signal.tolist(), *test.tolist()]) == all_.tolist()
     run, records = run_rounds(alg, task, evaluate=True, rounds=2)
     acc, _ = measure(run.server["w"], (task.data.x[test], task.data.y[test]))
     _, loss = measure(run.server["w"], (task.data.x[signal], task.data.y[signal]))
     right, _, n = records[-1].server
     assert (right / n, n) == (pytest.approx(acc), 12)
     assert records[-1].server_report["reward_CS"] == pytest.approx(1 / (loss + 1e-5))
-    all_, same = method("page").server_data(task)
-    assert all_ is same is task.data.server
+
+
+def test_dcs_holdout_gives_all_methods_of_a_comparison_the_same_test_samples(tmp_path):
+    settings = {"server_share": 0.2, "dcs_holdout": 0.5, "rounds": 1, "clients": 5}
+    fedloom.compare(["fedavg", "page"], seeds=1, out=tmp_path / "both", **settings)
+    tables = [pq.read_table(file) for file in sorted((tmp_path / "both").rglob("partition.parquet"))]
+    assert len(tables) == 3  # with Local
+    server = [table.filter(table["client"].to_numpy() == -1).to_pylist()[0] for table in tables]
+    assert [(len(row["train"]), len(row["test"])) for row in server] == [(179, 180)] * 3
+    assert server[0]["test"] == server[1]["test"] == server[2]["test"]
+    with user_error("dcs_holdout=0.5", "it has none", "server_share"):
+        fedloom.run("fedavg", dcs_holdout=0.5)
+
+
+# -- an agent that cannot do harm -------------------------------------------------------------------------------------
+
+
+def test_the_server_never_takes_weights_that_are_worse_on_its_samples():
+    """In every round, the loss of W on the server's samples is at most that of the equal average of the same models."""
+    alg, task = method("page", p_range=1.0, **LEARNING_AGENTS), page_task(rounds=8)
+    run = SingleRun(alg, task, 0, plan=EAGER)
+    data, chose = task.data, []
+    for _ in range(8):
+        done = run.advance(evaluate=False)
+        w, r = run.server["w"], done.server_report["reward_CS"]
+        loss = measure(w, (data.x[data.server], data.y[data.server]))[1]
+        chose.append(not np.allclose(done.reports["p"], 1 / len(SIZES)))
+        assert chose[-1] == (r > 0)
+        if r > 0:  # r = 1/loss - 1/loss of equal weights
+            assert 1 / (loss + 1e-5) > 1 / (loss + 1e-5) - r > 0
+    assert any(chose)
+    assert not all(chose)
+
+
+def test_a_reward_that_only_rises_with_the_rounds_does_not_move_the_relative_agent():
+    """The trend of training is in 1/F_CS(W) and not in the relative reward: with equal models it is 0 in all rounds,
+    whatever the action."""
+    task = page_task(server=30)
+    alg = method("page", **LEARNING_AGENTS)
+    run = SingleRun(alg, task, 0, plan=EAGER)
+    w = task.init(5)
+    up = {"w": {k: v.expand(len(SIZES), *v.shape).clone() for k, v in w.items()}}
+    info = SimpleNamespace(id=torch.arange(len(SIZES)), t=torch.zeros(len(SIZES), dtype=torch.int64))
+    for scale in (1.0, 0.5, 0.1):
+        scaled = {"w": {k: scale * v for k, v in up["w"].items()}}
+        server = alg.aggregate(task, run.server, scaled, info, 0, 3)
+        assert float(server["r"]) == pytest.approx(0, abs=1e-12)
 
 
 def test_scoring_in_blocks_of_samples_and_models_gives_the_same(monkeypatch):
@@ -433,10 +512,10 @@ def test_what_does_not_fit_is_refused_before_training():
     with user_error("lr_min=0.2", "lr_max=0.1"):
         check(method("page", lr_min=0.2), page_task())
     with user_error("dcs_holdout", "only one"):
-        check(method("page", dcs_holdout=0.5), page_task(server=1))
+        hold_out_server(page_task(server=1).data, 0.5, seed=1)
     data = make_federation((5, 5), server=5)
     splits = {**data.splits, "test": type(data.splits["test"]).of([np.arange(0), np.arange(3)])}
-    with user_error("client_signal=test", "client_signal=train"):
+    with user_error("client_signal=test", "test samples at every client"):
         check(method("page", client_signal="test"), make_task((), federation=dataclasses.replace(data, splits=splits)))
     with user_error("page", "data at the server"):
         fedloom.run("page", "digits", rounds=1, server_share=0)

@@ -40,9 +40,12 @@ from oracles import (
 from sentences import user_error
 from torch import nn
 
+import fedloom
 from fedloom.algorithms.parts import dense
 from fedloom.algorithms.parts.distances import DISTANCES, batch_mean, contrast, cos, cosine, kl, l2, mse
+from fedloom.config.keywords import from_keywords
 from fedloom.engine.plan import Plan
+from fedloom.studies.build import make_task as build_task
 
 
 def row(*values):
@@ -175,7 +178,7 @@ def test_chunks_of_the_papers_models(classes, total, chunks, last):
     """4,266 chunks of 400 are 1,706,400 parameters; 4,284 are 1,713,600."""
     task, count = sized(classes)
     assert count == total
-    assert method("pfedkt").chunks(task) == (chunks, 400)
+    assert method("pfedkt").hypernetwork.chunks(task) == (chunks, 400)
     assert total - (chunks - 1) * 400 == last
     made = dense.cut(torch.empty(chunks * 400, device="meta"), task.init(0))
     assert {k: v.shape for k, v in made.items()} == {k: v.shape for k, v in task.init(0).items()}
@@ -185,12 +188,17 @@ def test_sizes_of_the_papers_hypernetworks():
     """13*100 + 100, 100*100 + 100, 100*400 + 400: 51,900; a second hidden layer adds 10,100; the large one has
     1,400 + 10,100 + 101 * 1,706,458. FLOPs of the small one: 2 * (1,300 + 10,000 + 40,000) = 102,600."""
     task, _ = sized(10)
-    widths = method("pfedkt").widths(task)
+    widths = method("pfedkt").hypernetwork.widths(task)
     assert dense.count(widths) == 51_900
     assert 2 * sum(a * b for a, b in pairwise(widths)) == 102_600
-    assert dense.count(method("pfedkt", n_hidden=2).widths(task)) == 62_000
-    assert dense.count(method("pfedkt", hn="large").widths(task)) == 172_363_758
-    assert method("pfedkt", hn="large").chunks(task) == (1, 1706458)
+    assert dense.count(method("pfedkt", n_hidden=2).hypernetwork.widths(task)) == 62_000
+    assert dense.count(method("pfedkt", hn="large").hypernetwork.widths(task)) == 172_363_758
+    assert method("pfedkt", hn="large").hypernetwork.chunks(task) == (1, 1706458)
+
+
+def as_written(**settings):
+    """The method with the paper's initial values and its single step."""
+    return method("pfedkt", **{**dict(type(method("pfedkt")).variants["paper"]), **settings})
 
 
 def three_chunks(**settings):
@@ -204,12 +212,12 @@ SIZES = (3, 17, 8, 11)
 @pytest.mark.parametrize("clip", [50.0, 1.5])
 def test_the_hypernetwork_step_of_a_model_of_three_chunks(clip):
     """A network called chunk by chunk, a backward pass of Delta = theta0 - omega, clip_grad_norm_ and SGD."""
-    task, alg = three_chunks(), method("pfedkt", eta_hn=0.05, hn_clip=clip)
+    task, alg = three_chunks(), as_written(eta_hn=0.05, hn_clip=clip)
     down, state = alg.constants(task, 3), alg.init_client(task, 3, torch.tensor(11))
     assert down["E"].shape == (3, 13)
     net = dense_layers(state["varphi"])
     theta0 = torch.cat([net(down["E"][0]), net(down["E"][1]), net(down["E"][2])])[:844]
-    found = nn.utils.parameters_to_vector(alg.generate(task, state["varphi"], down).values())
+    found = nn.utils.parameters_to_vector(alg.hypernetwork.generate(task, state["varphi"], down).values())
     torch.testing.assert_close(found, theta0)
     omega = task.init(3)
     delta = theta0.detach() - nn.utils.parameters_to_vector(omega.values())
@@ -217,25 +225,25 @@ def test_the_hypernetwork_step_of_a_model_of_three_chunks(clip):
     norm = nn.utils.clip_grad_norm_(net.parameters(), clip)
     assert 1.5 < norm < 50  # the smaller limit is reached, the larger one is not
     torch.optim.SGD(net.parameters(), lr=0.05).step()
-    assert_near(alg.absorb(task, state["varphi"], omega, down), dense_values(net))
+    assert_near(alg.paper_step(task, state["varphi"], omega, down), dense_values(net))
 
 
 def test_the_hypernetwork_moves_towards_the_trained_model():
     """The sign of Delta: steps bring what it generates closer to omega."""
-    task, alg = three_chunks(), method("pfedkt")
+    task, alg = three_chunks(), as_written()
     down, omega = alg.constants(task, 3), task.init(3)
     gaps, varphi = [], alg.init_client(task, 3, torch.tensor(11))["varphi"]
     for _ in range(4):
-        made = alg.generate(task, varphi, down)
+        made = alg.hypernetwork.generate(task, varphi, down)
         gaps.append(sum(((made[k] - omega[k]) ** 2).sum().item() for k in omega))
-        varphi = alg.absorb(task, varphi, omega, down)
+        varphi = alg.paper_step(task, varphi, omega, down)
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[-1] < 0.9 * gaps[0]
 
 
 def test_hypernetworks_begin_as_torch_would_and_differ_while_embeddings_agree():
     """Uniform within 1/sqrt(inputs): variance 1/(3 inputs)."""
-    run = SingleRun(method("pfedkt", train_emb=True), three_chunks(), 0, plan=EAGER)
+    run = SingleRun(as_written(train_emb=True), three_chunks(), 0, plan=EAGER)
     varphi = client_state(run, "varphi")
     for name, inputs in (("fc1", 13), ("fc2", 100), ("fc3", 100)):
         for kind in ("weight", "bias"):
@@ -248,6 +256,59 @@ def test_hypernetworks_begin_as_torch_would_and_differ_while_embeddings_agree():
     fixed = SingleRun(method("pfedkt"), three_chunks(), 0, plan=EAGER).constants["E"]
     assert torch.equal(fixed, varphi["E"][0])
     assert not torch.equal(fixed, SingleRun(method("pfedkt"), three_chunks(), 1, plan=EAGER).constants["E"])
+
+
+def test_generated_weights_begin_in_the_scale_of_their_layers():
+    """fan_in: whatever the layer, the standard deviation of a generated tensor is that of its usual initial values up
+    to sampling, and chunks have nothing in common; default: one scale for all, most of it common to all chunks."""
+    task, wide = make_task(SIZES, data={"dim": 900}), nn.Linear(900, 8)
+    for alg, is_usual in ((method("pfedkt"), True), (as_written(), False)):
+        down = alg.constants(task, 3)
+        varphi = alg.init_client(task, 3, torch.tensor(11))["varphi"]
+        made = alg.hypernetwork.generate(task, varphi, down)
+        std = made["first.weight"].std().item()
+        assert (std == pytest.approx(wide.weight.std().item(), rel=0.15)) == is_usual
+        chunks = dense.apply(varphi, down["E"])
+        common = (chunks.mean(0) ** 2).mean() / (chunks**2).mean()
+        assert common < 1e-20 if is_usual else common > 0.4
+
+
+@pytest.mark.parametrize("update", ["fit", "line"])
+@pytest.mark.parametrize("model", ["mlp", "cnn4", "cnn_kt"])
+def test_the_hypernetwork_approaches_the_trained_model_in_every_round(model, update, monkeypatch):
+    """||theta0 - omega|| after the hypernetwork learnt is less than before it, from the first round on, without
+    clipping, whatever the number of chunks: 5, 1,456 and 4,267."""
+    images = torch.randint(0, 256, (24, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    labels = torch.arange(24) % 3
+    data = fedloom.federation(images.numpy(), labels.numpy(), clients=np.repeat([0, 1], 12))
+    alg = method("pfedkt", hn_update=update, hn_steps=10)
+    config = {"model": model, "lr": 0.01, "local_epochs": 2, "rounds": 3, "batch_size": 6, "plan": "per-client"}
+    gaps = []
+
+    finish = type(alg).finish
+
+    def watched(self, task, work, down, state, info):
+        kept, up = finish(self, task, work, down, state, info)
+        gap = self.half_gap(task, up["w"], down)
+        gaps.append((float(gap(state["varphi"])), float(gap(kept["varphi"]))))
+        return kept, up
+
+    monkeypatch.setattr(type(alg), "finish", watched)
+    fedloom.run(alg, data, **config)
+    assert len(gaps) >= 2 * 3
+    assert all(after < before for before, after in gaps)
+
+
+def test_the_papers_single_step_leads_away_where_there_are_many_chunks():
+    """With 1,456 chunks the step size 0.005 is above 2/J: the reason for the other updates."""
+    images = torch.randint(0, 256, (12, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    task_data = fedloom.federation(images.numpy(), np.arange(12) % 3, clients=np.repeat([0, 1], 6))
+    config = from_keywords("pfedkt", task_data, {"model": "cnn4"})
+    task = build_task(config, task_data)
+    alg, omega = as_written(hn_clip=1e9), task.init(5)
+    down, varphi = alg.constants(task, 3), alg.init_client(task, 3, torch.tensor(11))["varphi"]
+    gap = alg.half_gap(task, omega, down)
+    assert gap(alg.paper_step(task, varphi, omega, down)) > 1.5 * gap(varphi)
 
 
 # -- identities -------------------------------------------------------------------------------------------------------
@@ -305,7 +366,7 @@ def test_a_hypernetwork_without_steps_generates_the_same_model_in_every_round(et
     task, alg = make_task(RAGGED), method("pfedkt", eta_hn=eta_hn)
     run = SingleRun(alg, task, 3, plan=EAGER)
     begun = client_state(run, "varphi")
-    made = torch.func.vmap(lambda varphi: alg.generate(task, varphi, run.constants))
+    made = torch.func.vmap(lambda varphi: alg.hypernetwork.generate(task, varphi, run.constants))
     for _ in range(3):
         run.advance(evaluate=False)
         now = client_state(run, "varphi")
@@ -392,7 +453,9 @@ def test_a_hypernetwork_too_large_for_memory_is_refused():
         {"loss": "triplet", "distance": "l2", "level": "feature"},
         {"loss": "regularizer", "distance": "mse"},
         {"hn": "large", "n_hidden": 0},
-        {"train_emb": True, "hn_clip": 0.05},
+        {"train_emb": True, "hn_clip": 0.05, "hn_update": "step"},
+        {"train_emb": True, "hn_update": "line"},
+        {"hn_update": "end_to_end"},
     ],
     ids=str,
 )
@@ -436,6 +499,15 @@ COHORTS = ((0, 1, 3), (1, 2), (0, 1, 2, 3))  # client 2 comes later, client 3 mi
 LR, EPOCHS, SEED = 0.05, 3, 5
 
 
+def usual(p):
+    """For the values of a tensor: what is added to what the hypernetwork generates, and what that is multiplied by."""
+    p = p.detach()
+    shift, scale = 0.0, p.std(correction=0).item()
+    if scale == 0:  # a normalisation layer, which begins with ones or zeros
+        shift, scale = p.flatten()[0].item(), 1 / math.sqrt(3 * p.numel())
+    return tuple(torch.full((p.numel(),), value, dtype=torch.float64) for value in (shift, scale))
+
+
 class PlainClient:
     """A client of pFedKT with modules, optimisers and a loop over chunks. It is given its data, initial models, and
     the initial hypernetwork and embeddings."""
@@ -446,6 +518,52 @@ class PlainClient:
         self.hn, self.chunks = None, None
         if varphi is not None:
             self.hn, self.chunks = dense_layers(varphi), nn.Parameter(embeddings.clone())
+            self.learnt = [*self.hn.parameters(), *([self.chunks] if settings["train_emb"] else [])]
+        self.shift, self.scale = torch.tensor(0.0), torch.tensor(1.0)
+        if settings["hn_init"] == "fan_in":
+            self.shift, self.scale = (torch.cat(parts) for parts in zip(*map(usual, net.parameters()), strict=True))
+
+    def generated(self):
+        """theta0 as a vector that can be differentiated."""
+        size = sum(p.numel() for p in self.old.parameters())
+        return self.shift + self.scale * torch.cat([self.hn(v) for v in self.chunks])[:size]
+
+    def half_gap(self, omega):
+        return ((self.generated() - omega) ** 2).sum() / 2
+
+    def values(self):
+        return [p.detach().clone() for p in self.learnt]
+
+    def put(self, values):
+        with torch.no_grad():
+            for p, value in zip(self.learnt, values, strict=True):
+                p.copy_(value)
+
+    def absorb(self, omega):
+        """The hypernetwork's update towards the trained model, a vector."""
+        s, nearest = self.settings, (self.half_gap(omega).item(), self.values())
+        size = self.generated().norm().item()
+        self.hn.zero_grad()
+        self.chunks.grad = None
+        self.half_gap(omega).backward()
+        if s["hn_update"] == "step":
+            nn.utils.clip_grad_norm_(self.learnt, s["hn_clip"])
+            return torch.optim.SGD(self.learnt, lr=s["eta_hn"]).step()
+        start, gradients = self.values(), [p.grad.clone() for p in self.learnt]
+        for power in range(-12, 9):
+            self.put([p - s["eta_hn"] * 2.0**power * g for p, g in zip(start, gradients, strict=True)])
+            nearest = min(nearest, (self.half_gap(omega).item(), self.values()), key=lambda pair: pair[0])
+        self.put(nearest[1])
+        if s["hn_update"] == "fit":
+            lr = s["eta_hn"] * math.sqrt(2 * nearest[0]) / size
+            optimizer = torch.optim.Adam(self.learnt, lr=lr)
+            for k in range(s["hn_steps"]):
+                optimizer.param_groups[0]["lr"] = lr * (1 - k / s["hn_steps"])
+                optimizer.zero_grad()
+                self.half_gap(omega).backward()
+                optimizer.step()
+                nearest = min(nearest, (self.half_gap(omega).item(), self.values()), key=lambda pair: pair[0])
+        return self.put(nearest[1])
 
     def outputs(self, net):
         """Logits, and what is compared."""
@@ -480,11 +598,11 @@ class PlainClient:
         old, net = self.old.eval(), copy.deepcopy(gm)
         gm.eval()
         if self.hn is not None:
-            size = sum(p.numel() for p in net.parameters())
-            theta0 = torch.cat([self.hn(v) for v in self.chunks])[:size]
-            nn.utils.vector_to_parameters(theta0.detach().clone(), net.parameters())
+            nn.utils.vector_to_parameters(self.generated().detach().clone(), net.parameters())
         net.train()
         sgd = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9, weight_decay=5e-5)
+        through = self.hn is not None and s["hn_update"] == "end_to_end"
+        adam = torch.optim.Adam(self.learnt, lr=s["eta_hn"]) if through else None
         mu = s["mu"] if s["case"] in "CD" else 0.0
         for _ in range(EPOCHS):
             sgd.zero_grad()
@@ -495,21 +613,22 @@ class PlainClient:
                     teachers = self.outputs(gm)[1], self.outputs(old)[1]
                 loss = loss + mu * self.contrastive(z, *teachers)
             loss.backward()
-            sgd.step()
-        if self.hn is not None:
-            learnt = [*self.hn.parameters(), *([self.chunks] if s["train_emb"] else [])]
-            step = torch.optim.SGD(learnt, lr=s["eta_hn"])
-            self.hn.zero_grad()
-            self.chunks.grad = None
-            omega = nn.utils.parameters_to_vector(net.parameters()).detach()
-            theta0.backward(gradient=theta0.detach() - omega)
-            nn.utils.clip_grad_norm_(learnt, s["hn_clip"])
-            step.step()
+            if not through:
+                sgd.step()
+                continue
+            adam.zero_grad()
+            g = torch.cat([(p.grad + 5e-5 * p.detach()).flatten() for p in net.parameters()])
+            self.generated().backward(gradient=g)
+            adam.step()
+            nn.utils.vector_to_parameters(self.generated().detach().clone(), net.parameters())
+        if self.hn is not None and not through:
+            self.absorb(nn.utils.parameters_to_vector(net.parameters()).detach())
         self.old = copy.deepcopy(net)
         return net
 
 
 BASE = {
+    "hn_init": "default", "hn_update": "step", "hn_steps": 60, "local_clip": None,
     "case": "D", "mu": 0.3, "alpha": 0.1, "loss": "triplet", "distance": "kl", "level": "logits", "hn": "small",
     "emb_dim": 13, "n_hidden": 1, "eta_hn": 0.05, "hn_clip": 50.0, "train_emb": False,
 }  # fmt: skip
@@ -522,6 +641,10 @@ VARIANTS = [
     {"level": "feature"},
     {"train_emb": True, "hn_clip": 0.5},
     {"hn": "large", "n_hidden": 2, "emb_dim": 6},
+    {"hn_init": "fan_in"},
+    {"hn_init": "fan_in", "hn_update": "fit", "hn_steps": 7},
+    {"hn_init": "fan_in", "hn_update": "line", "train_emb": True},
+    {"hn_init": "fan_in", "hn_update": "end_to_end", "eta_hn": 0.01},
 ]
 
 

@@ -2,9 +2,9 @@
 alpha_i, the server's the weights p_i of the average.
 
 Chen, Wang, Hu, Yan, Zhou, Lin. PAGE: Equilibrate Personalization and Generalization in Federated Learning. WWW 2024.
-The server's default reward is that of the authors' code, 1 / F_CS(W(t+1)), not the paper's 1 / sum_i p_i f_i
-(`server_reward=weighted_local`). D_CS is signal and test set at once, unless `dcs_holdout` divides it. Step numbers
-are those of docs/methods/page.md, equation numbers those of the paper.
+The server's default reward, weights and fallback are this library's: with the paper's or the code's (`variant=paper`,
+`variant=code`) its agent does harm. D_CS is signal and test set at once, unless the run's `dcs_holdout` divides it.
+Step numbers are those of docs/methods/page.md, equation numbers those of the paper.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import torch
 from fedloom.algorithms.parts.server_data import accuracies, mean_loss
 from fedloom.algorithms.parts.tuned import Tuned
 from fedloom.core.errors import UserError
-from fedloom.core.keys import fold, rng, stream
+from fedloom.core.keys import fold, stream
 from fedloom.core.settings import setting
 from fedloom.core.tree import leaves, mean, tree_map, where
 
@@ -36,8 +36,14 @@ class PAGE(Tuned):
     pre_is_global = True
     targets = ("classes", "labels")  # agents see accuracies
     variants = MappingProxyType(
-        {"paper": {"server_reward": "weighted_local"}, "code": {"client_signal": "test", "decode": "clip"}}
-    )
+        {
+            "paper": {"server_reward": "weighted_local", "p_map": "shift", "fallback": False},
+            "code": {
+                "server_reward": "global", "p_map": "shift", "fallback": False,
+                "client_signal": "test", "decode": "clip",
+            },
+        }
+    )  # fmt: skip
 
     tune_p: bool = setting(True, "the server's agent chooses p_i; otherwise 1/N")
     tune_eta: bool = setting(True, "the clients' agents choose eta_i; otherwise lr_max")
@@ -46,19 +52,23 @@ class PAGE(Tuned):
     s_w: float = setting(1.0, "weight of the server's reward", low=0)
     R_max: float = setting(100.0, "largest reward before its weight", above=0)
     noise_decisions: int = setting(500, "decisions after which the noise on clients' actions has gone", low=1)
-    p_map: Literal["shift", "softmax"] = setting("shift", "from the server's action to p_i")
-    client_signal: Literal["train", "test"] = setting("train", "samples behind state and reward; test: authors' code")
-    server_reward: Literal["global", "weighted_local"] = setting("global", "1/F_CS(W), or the paper's 1/sum p_i f_i")
-    dcs_holdout: float = setting(0.0, "share of D_CS that only tests and is kept from the agent", low=0, high=0.9)
+    p_map: Literal["bounded", "shift", "softmax"] = setting("bounded", "from the server's action to p_i")
+    p_range: float = setting(0.5, "bounded: how far p_i may be from 1/N, as a share of it", low=0, high=1)
+    client_signal: Literal["train", "val", "test"] = setting(
+        "train", "samples behind state and reward of clients; test: authors' code"
+    )
+    server_reward: Literal["relative", "global", "weighted_local"] = setting(
+        "relative", "1/F_CS(W) less that of equal weights; 1/F_CS(W), the code's; 1/sum p_i f_i, the paper's"
+    )
+    fallback: bool = setting(True, "equal weights in a round in which the agent's are worse on D_CS")
     patience: int = setting(50, "rounds without a rise that make an equilibrium", low=1)
     stop_at_equilibrium: bool = setting(False, "end the run there")
 
     def check(self, task):
         super().check(task)
-        if self.dcs_holdout and len(task.data.server) < 2:
-            raise UserError("dcs_holdout divides the server's samples, but there is only one; set dcs_holdout=0.")
-        if self.client_signal == "test" and not task.data.splits["test"].sizes.all():
-            raise UserError("client_signal=test needs test samples at every client; use client_signal=train.")
+        if not task.data.splits[self.client_signal].sizes[: task.clients].all():
+            what = {"val": "validation"}.get(self.client_signal, self.client_signal)
+            raise UserError(f"client_signal={self.client_signal} needs {what} samples at every client; set another.")
 
     def reward(self, weight, loss, valid):
         """Steps 6 and 11; what has diverged earns nothing."""
@@ -127,47 +137,49 @@ class PAGE(Tuned):
         return server
 
     def aggregate(self, task, server, up, info, t, key):
-        signal, _ = self.server_data(task)
+        signal = task.data.server_signal
         valid = torch.stack([torch.isfinite(v).reshape(len(v), -1).all(1) for v in leaves(up["w"])]).all(0)
         acc = torch.where(valid, accuracies(task, up["w"], signal), 0)
         s = server["s"].index_copy(0, info.id, acc)  # step 7; who did not reply keeps its entry
-        agent, p = {}, torch.ones_like(acc)
+        models = tree_map(lambda v: torch.where(valid.view(-1, *[1] * (v.dim() - 1)), v, 0), up["w"])
+
+        def average(p):  # step 10, of those that did not diverge, and its loss on D_CS
+            p = torch.where(valid, p, 0)
+            p = p / p.sum().clamp(min=1e-30)
+            w = where(valid.any(), mean(models, p), server["w"])
+            return {"p": p, "w": w, "loss": mean_loss(task, w, signal)}
+
+        equal = average(torch.ones_like(acc))
+        agent, chosen = {}, equal
         if self.tune_p:
             draw, now = torch.full((), fold(key, stream("ddpg"), task.clients, t), device=s.device), info.t[0]
             agent, u = self.server_agent(task).decide(server["agent"], s, now, draw, now == 0)  # steps 8 and 9
-            p = self.weights(u)[info.id]
-        p = torch.where(valid, p, 0)
-        p = p / p.sum().clamp(min=1e-30)
-        models = tree_map(lambda v: torch.where(valid.view(-1, *[1] * (v.dim() - 1)), v, 0), up["w"])
-        w = where(valid.any(), mean(models, p), server["w"])  # step 10
-        loss = mean_loss(task, w, signal)
-        if self.server_reward == "weighted_local":
-            loss = torch.where(valid, p * up["f"], 0).sum()
-        r = self.reward(self.s_w, loss, valid.any())  # step 11
+            chosen = average(self.weights(u)[info.id])
+        r = self.server_agent_reward(chosen, equal, up, valid)  # step 11
+        if self.fallback and self.tune_p:
+            chosen = where(chosen["loss"] <= equal["loss"], chosen, equal)
         new = {
-            "w": w,
+            "w": chosen["w"],
             "s": s,
-            "p": torch.zeros_like(s).index_copy(0, info.id, p),
+            "p": torch.zeros_like(s).index_copy(0, info.id, chosen["p"]),
             "r": r,
             "U": server["U"] + self.gamma**t * r,  # Eq. 6
         }
         return {**new, "agent": self.server_agent(task).rewarded(agent, r)} if self.tune_p else new
 
+    def server_agent_reward(self, chosen, equal, up, valid):
+        """Step 11."""
+        if self.server_reward == "weighted_local":
+            return self.reward(self.s_w, torch.where(valid, chosen["p"] * up["f"], 0).sum(), valid.any())
+        r = self.reward(self.s_w, chosen["loss"], valid.any())
+        return r - self.reward(self.s_w, equal["loss"], valid.any()) if self.server_reward == "relative" else r
+
     def weights(self, u):
         """Step 9: p_i from an action in [-1, 1]^N."""
-        return torch.softmax(u, 0) if self.p_map == "softmax" else (u + 1 + 1e-8) / (u + 1 + 1e-8).sum()
-
-    def server_data(self, task):
-        """D_CS as the agent's signal and as test set: all of it for both, or a part for each."""
-        rows = task.data.server
-        if not self.dcs_holdout:
-            return rows, rows
-        order = task.data.tensor(rng("partition", 0, stream("dcs")).permutation(len(rows)))
-        cut = min(max(1, round(self.dcs_holdout * len(rows))), len(rows) - 1)
-        return rows[order[cut:]], rows[order[:cut]]
-
-    def server_test(self, task):
-        return self.server_data(task)[1]
+        if self.p_map == "softmax":
+            return torch.softmax(u, 0)
+        p = 1 + self.p_range * u if self.p_map == "bounded" else u + 1 + 1e-8
+        return p / p.sum()
 
     def report_server(self, task, server, info):
         return {"p": server["p"][info.id], "reward_CS": server["r"], "U_CS": server["U"]}

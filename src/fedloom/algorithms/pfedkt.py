@@ -5,24 +5,25 @@ Systems 2024. Equations are numbered as in the preprint, "Personalized Federated
 """
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.algorithms.parts import dense
+from fedloom.algorithms.parts import adam, dense
 from fedloom.algorithms.parts.distances import DISTANCES, batch_mean, contrast, kl
+from fedloom.algorithms.parts.private_hypernetwork import PrivateHypernetwork
 from fedloom.core.algorithm import Phase, Slot
 from fedloom.core.autodiff import grad
 from fedloom.core.errors import UserError
-from fedloom.core.keys import fold, normal, stream
 from fedloom.core.settings import setting
 from fedloom.core.task import clip_norm
-from fedloom.core.tree import axpy, leaves, sub, where
+from fedloom.core.tree import axpy, norm, where
 
-CHUNK = 400  # parameters that one call of the small hypernetwork generates
-WIDTH = 100  # units of its hidden layers
+LINE = range(-12, 9)  # powers of two, times eta_hn, that the line search tries
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,19 @@ class PFedKT(FedAvg):
     private = "model omega_k, hypernetwork varphi_k"
     pre_is_global = False
     global_slot = "omega"
+    variants = MappingProxyType({"paper": {"hn_init": "default", "hn_update": "step", "local_clip": 50.0}})
 
     emb_dim: int = setting(13, "e, length of the embedding of a chunk", low=1)
     n_hidden: int = setting(1, "hidden layers of the hypernetwork after its first", low=0, high=1000)
     mu: float = setting(0.001, "mu, weight of the contrastive loss", low=0, high=1)
     alpha: float = setting(0.1, "alpha, margin of the triplet loss", low=0)
     eta_hn: float = setting(0.005, "eta_HN, step size of the hypernetwork", low=0)
-    hn_clip: float = setting(50.0, "norm that the hypernetwork's gradient is clipped to", above=0)
+    hn_init: Literal["fan_in", "default"] = setting("fan_in", "scale of generated weights; default: the paper's")
+    hn_update: Literal["fit", "line", "end_to_end", "step"] = setting(
+        "fit", "how the hypernetwork learns: steps of Adam, a line search, in every batch, the paper's one step"
+    )
+    hn_steps: int = setting(60, "fit: steps of Adam in a round", low=1)
+    hn_clip: float = setting(50.0, "step: norm that the hypernetwork's gradient is clipped to", above=0)
     case: Literal["A", "B", "C", "D"] = setting("D", "A: neither part, B: hypernetwork, C: contrastive loss, D: both")
     loss: Literal["triplet", "moon", "regularizer"] = setting("triplet", "contrastive loss")
     distance: Literal["kl", "cos", "l2", "mse"] = setting("kl", "distance between the outputs of two models")
@@ -50,10 +57,14 @@ class PFedKT(FedAvg):
     hn: Literal["small", "large"] = setting("small", "the model chunk by chunk, or all of it in one call")
     local_momentum: float = setting(0.9, "momentum of local SGD, instead of the run's", low=0, high=0.9999)
     local_decay: float = setting(5e-5, "weight decay of local SGD, instead of the run's", low=0)
-    local_clip: float = setting(50.0, "norm a local gradient is clipped to, instead of the run's", above=0)
+    local_clip: float | None = setting(None, "norm a local gradient is clipped to, instead of the run's", above=0)
 
     generates = property(lambda self: self.case in "BD")
     contrasts = property(lambda self: self.case in "CD" and self.mu > 0)
+
+    @property
+    def hypernetwork(self):
+        return PrivateHypernetwork(self.emb_dim, self.n_hidden, self.hn == "large", self.hn_init == "fan_in")
 
     def check(self, task):
         if self.loss == "moon" and self.distance != "cos":
@@ -61,43 +72,21 @@ class PFedKT(FedAvg):
         if task.data.kind == "number" and self.level == "logits" and self.distance == "cos" and self.contrasts:
             raise UserError("pfedkt's distance=cos compares directions, but a number has none; set level=feature.")
         if self.hn == "large" and self.generates:
-            dense.check_memory(task, self.widths(task), task.clients, "use hn=small")
-
-    def chunks(self, task):
-        """J and the values in a chunk."""
-        total = sum(p.numel() for p in task.init(0).values())  # P
-        return (1, total) if self.hn == "large" else (-(-total // CHUNK), CHUNK)
-
-    def widths(self, task):
-        return (self.emb_dim, *[WIDTH] * (self.n_hidden + 1), self.chunks(task)[1])
-
-    def embeddings(self, task, key):
-        draw = torch.tensor(fold(key, stream("chunks")), device=task.data.device)
-        return {"E": normal(draw, (self.chunks(task)[0], self.emb_dim), task.dtype)}
+            dense.check_memory(task, self.hypernetwork.widths(task), task.clients, "use hn=small")
 
     def constants(self, task, key):
-        return self.embeddings(task, key) if self.generates and not self.train_emb else {}
+        if not self.generates:
+            return {}
+        fixed = {} if self.train_emb else self.hypernetwork.embeddings(task, key)
+        return {**fixed, "usual": self.hypernetwork.usual(task, key)}
 
     def init_client(self, task, key, key_i):
         state = {} if self.case == "A" else {"old": task.init(key)}
         if self.generates:
-            trained = self.embeddings(task, key) if self.train_emb else {}
-            state["varphi"] = {**trained, **dense.draw(key_i, self.widths(task), task.dtype)}
+            embeddings = self.hypernetwork.embeddings(task, key)
+            trained = embeddings if self.train_emb else {}
+            state["varphi"] = {**trained, **self.hypernetwork.init(task, key_i, embeddings["E"])}
         return state
-
-    def generate(self, task, varphi, down):
-        """theta0 = HN(E): all chunks in one matrix product."""
-        values = dense.apply(varphi, {**down, **varphi}["E"])
-        return dense.cut(values.flatten(), like=task.init(0))
-
-    def absorb(self, task, varphi, omega, down):
-        """Eq. (1), with Delta = theta0 - omega: Eq. (8) has it the other way round, which leads away from omega."""
-
-        def half_gap(varphi):  # ||theta0 - omega||^2 / 2, whose gradient is J^T Delta
-            return sum((d**2).sum() / 2 for d in leaves(sub(self.generate(task, varphi, down), omega))), {}
-
-        g, _ = grad(half_gap, varphi)
-        return axpy(-self.eta_hn, clip_norm(g, self.hn_clip), varphi)
 
     def local(self, task):
         return replace(task, momentum=self.local_momentum, weight_decay=self.local_decay, clip=self.local_clip)
@@ -107,19 +96,81 @@ class PFedKT(FedAvg):
         return {"omega": self.local(task).slot(state["old"] if self.generates else down["w"]), **state}
 
     def phases(self, task):
-        return [Phase(self.step, task.epochs, enter=self.release)]
+        train = Phase(self.step, task.epochs, enter=self.release)
+        if not self.generates or self.hn_update != "fit":
+            return [train]
+        # its batches are not used: the hypernetwork learns from the trained model
+        fit = Phase(self.fit, steps=self.hn_steps, enter=self.begin_fit, select=one_sample, batch=1, train=False)
+        return [train, fit]
 
     def release(self, task, work, down, info):
         """theta0 takes the place of omega; the frozen models keep the running statistics of now."""
         omega = work["omega"]
         frozen = {"old": work["old"], "statistics": omega.buffers} if self.contrasts else {}
-        theta0 = self.generate(task, work["varphi"], down) if self.generates else omega.params
-        return {"omega": omega._replace(params=theta0), **frozen}
+        theta0 = self.hypernetwork.generate(task, work["varphi"], down) if self.generates else omega.params
+        learning = {"varphi": work["varphi"]} if self.generates else {}
+        if self.generates and self.hn_update == "end_to_end":
+            learning["adam"] = adam.start_tree(work["varphi"])
+        return {"omega": omega._replace(params=theta0), **frozen, **learning}
 
     def step(self, task, work, batch, down, info):
         local, loss = self.local(task), self.complete_loss(task, work, batch, down) if self.contrasts else None
         g, omega = local.grad(work["omega"], batch, loss=loss)
-        return {**work, "omega": local.step(omega, g)}  # Eq. (4)
+        if not self.generates or self.hn_update != "end_to_end":
+            return {**work, "omega": local.step(omega, g)}  # Eq. (4)
+        g = axpy(self.local_decay, omega.params, g if self.local_clip is None else clip_norm(g, self.local_clip))
+        through, _ = grad(lambda varphi: (self.hypernetwork.pulled(task, varphi, g, down), {}), work["varphi"])
+        varphi, moments = adam.step_tree(work["varphi"], through, work["adam"], batch.k + 1, self.eta_hn)
+        theta = self.hypernetwork.generate(task, varphi, down)
+        return {**work, "varphi": varphi, "adam": moments, "omega": omega._replace(params=theta)}
+
+    # -- the hypernetwork absorbs the trained model: Eq. (1) -----------------------------------------------------------
+    # Delta = theta0 - omega; Eq. (8) has it the other way round, which leads away from omega
+
+    def half_gap(self, task, omega, down):
+        """||theta0 - omega||^2 / 2 as a function of varphi; its gradient is J^T Delta."""
+        return lambda varphi: self.hypernetwork.half_gap(task, varphi, omega, down)
+
+    def begin_fit(self, task, work, down, info):
+        """Adam goes on from the best step along the gradient, with steps as large as theta0 is wrong, relatively."""
+        omega = work["omega"].params
+        size = norm(self.hypernetwork.generate(task, work["varphi"], down)) + 1e-12
+        nearest = self.best_step(task, work["varphi"], omega, down)
+        lr = self.eta_hn * torch.sqrt(2 * nearest["gap"]) / size
+        return {
+            **work,
+            "varphi": nearest["varphi"],
+            "nearest": nearest,
+            "lr": lr,
+            "adam": adam.start_tree(work["varphi"]),
+        }
+
+    def fit(self, task, work, batch, down, info):
+        """A step of Adam towards omega, with a step size that falls to 0."""
+        f = self.half_gap(task, work["omega"].params, down)
+        g, _ = grad(lambda varphi: (f(varphi), {}), work["varphi"])
+        lr = work["lr"] * (1 - batch.k / self.hn_steps)
+        varphi, moments = adam.step_tree(work["varphi"], g, work["adam"], batch.k + 1, lr)
+        nearest = nearer(work["nearest"], {"varphi": varphi, "gap": f(varphi)})
+        return {**work, "varphi": varphi, "adam": moments, "nearest": nearest}
+
+    def best_step(self, task, varphi, omega, down):
+        """Of steps along the gradient, eta_HN times powers of two, the one that leads nearest to omega."""
+        f = self.half_gap(task, omega, down)
+        g, _ = grad(lambda varphi: (f(varphi), {}), varphi)
+        nearest = {"varphi": varphi, "gap": f(varphi)}
+        for power in LINE:
+            tried = axpy(-self.eta_hn * 2.0**power, g, varphi)
+            nearest = nearer(nearest, {"varphi": tried, "gap": f(tried)})
+        return nearest
+
+    def paper_step(self, task, varphi, omega, down):
+        """One step along the gradient, clipped."""
+        f = self.half_gap(task, omega, down)
+        g, _ = grad(lambda varphi: (f(varphi), {}), varphi)
+        return axpy(-self.eta_hn, clip_norm(g, self.hn_clip), varphi)
+
+    # -- the contrastive loss ------------------------------------------------------------------------------------------
 
     def complete_loss(self, task, work, batch, down):
         def view(out):  # a vector for every sample, or for every position of a sequence
@@ -147,9 +198,30 @@ class PFedKT(FedAvg):
         omega = work["omega"].params
         kept = {} if self.case == "A" else {"old": omega}
         if self.generates:
-            kept["varphi"] = self.absorb(task, state["varphi"], omega, down)
+            kept["varphi"] = self.learnt(task, work, state, down)
         return kept, {"w": omega}
+
+    def learnt(self, task, work, state, down):
+        """The hypernetwork after the round."""
+        varphi, omega = state["varphi"], work["omega"].params
+        if self.hn_update == "fit":
+            return work["nearest"]["varphi"]
+        if self.hn_update == "end_to_end":
+            return work["varphi"]
+        if self.hn_update == "line":
+            return self.best_step(task, varphi, omega, down)["varphi"]
+        return self.paper_step(task, varphi, omega, down)
 
     def model(self, task, work, down, info):
         omega = work["omega"]  # a client that never trained uses the global model
         return omega._replace(params=where(info.first, down["w"], omega.params))
+
+
+def nearer(a, b):
+    """The hypernetwork that leaves the smaller gap."""
+    return where(b["gap"] < a["gap"], b, a)
+
+
+def one_sample(n, draw):
+    """A single sample, for a phase that uses none."""
+    return np.zeros(1, np.int64)

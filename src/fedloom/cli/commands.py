@@ -32,6 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 RESUMABLE = ("config.yaml", "compare.yaml", "sweep.yaml")  # a folder with one of these can be resumed
+REPRODUCTION = ("rounds", "data_dir", "eval_clients", "device", "dtype", "plan", "store", "keep")  # its settings
 KINDS = ("algorithms", "datasets", "models", "partitions", "presets", "settings")
 
 Out = Annotated[
@@ -262,6 +263,70 @@ def sweep(
 
 for command, epilog in models.COMMANDS.items():
     app.command(cls=Command, epilog=epilog)(command)
+
+
+@app.command(
+    cls=Command,
+    epilog=examples(
+        "fedloom reproduce",
+        "fedloom reproduce GPFL-T1 --dataset fmnist --seeds 3",
+        "fedloom reproduce PAGE-T1 --task synthetic --rounds 100 --algorithms fedavg,page",
+        "fedloom reproduce PLGU-T2 --dataset cifar10 --dtype tf32 --out runs/plgu",
+        docs="docs/reproduce.md, docs/results/README.md",
+    ),
+)
+@with_settings(*REPRODUCTION)
+def reproduce(
+    config: ConfigDict,
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="a table or figure of a paper, such as GPFL-T1 [list all]",
+            metavar="EXPERIMENT",
+            show_default=False,
+            autocompletion=lambda: completion.names("experiments"),
+        ),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        option("--task", about="a column of the table; may be given several times [all]", metavar="NAME", group="Task"),
+    ] = None,
+    dataset: Annotated[
+        str | None, option("--dataset", about="only columns of this data set [all]", metavar="NAME", group="Task")
+    ] = None,
+    algorithms: Annotated[
+        str | None, option("--algorithms", about="rows of the table [all]", metavar="NAME,...", group="Task")
+    ] = None,
+    seeds: Annotated[str | None, _seeds_option(3)] = None,
+    out_: Out = None,
+    tracker: Tracker = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run a table of one of the four papers, and print the paper's numbers beside the measured ones.
+
+    Runs that are in the folder already are kept, so the same command continues what was stopped, and other options
+    add to it. Without an experiment, all are listed.
+    """
+    from fedloom.cli import display
+    from fedloom.papers.catalog import experiments, runnable
+    from fedloom.studies.reproduce import carry_out, select
+    from fedloom.studies.study import parse_seeds
+    from fedloom.trackers.named import trackers
+
+    begin(verbose)
+    if experiment is None:
+        display.print_experiments(out, list(experiments().values()))
+        return
+    wanted = [name.strip() for name in algorithms.split(",") if name.strip()] if algorithms else []
+    selection = select(runnable(experiment), task or [], dataset, wanted)
+    numbers = parse_seeds(config.pop("seeds", 3) if seeds is None else seeds)
+    folder = out_ or Path("runs") / selection.experiment.id
+    with display.round_progress(err) as callbacks:
+        found = _interruptible(
+            lambda: carry_out(selection, numbers, config, folder, [*callbacks, *trackers(tracker or [])]),
+            "reproduce", None,
+        )  # fmt: skip
+    display.print_reproduction(out, found)
 
 
 @app.command(

@@ -13,6 +13,7 @@ SOURCES = {  # where the classes are whose names can be given
     "models": "models/*.py",
     "partitions": "data/partitions.py",
 }
+EXPERIMENT = re.compile(r"^(\w+-\w.*):$", re.MULTILINE)  # an id in the files of the papers' experiments
 NAME = re.compile(r'^    name = "(.+)"$', re.MULTILINE)  # in the body of a class
 
 
@@ -20,6 +21,9 @@ def names(kind: str) -> list[str]:
     """All names of a kind that `fedloom list` knows, without those of other packages; also of "metrics"."""
     if kind == "presets":
         return sorted(f"{file.parent.name}/{file.stem}" for file in PACKAGE.glob("presets/*/*.yaml"))
+    if kind == "experiments":
+        papers = (PACKAGE / "papers").glob("*.yaml")
+        return sorted(name for file in papers for name in EXPERIMENT.findall(file.read_text(encoding="utf-8")))
     if kind == "settings":
         from fedloom.config.settings import Settings
         from fedloom.core.settings import fields

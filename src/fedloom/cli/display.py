@@ -37,13 +37,18 @@ from fedloom.report.leaderboard import (
     unseen_columns,
     unseen_rows,
 )
+from fedloom.report.reproduction import CAPTION, TEXT, by_task, shown_columns
+from fedloom.report.reproduction import COLUMNS as TITLES
+from fedloom.report.reproduction import cells as text_of
 from fedloom.studies.callbacks import Callback, TrainingRun
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from fedloom.papers.catalog import Experiment
     from fedloom.studies.compare import Comparison
     from fedloom.studies.method_check import Verdict
+    from fedloom.studies.reproduce import Reproduction
     from fedloom.studies.result import Result
     from fedloom.studies.sweep import Sweep
 
@@ -250,6 +255,34 @@ def _print_metrics(console: Console, result: Result) -> None:
 
 def _mean(metric: str, values: list[float]) -> str:
     return format_value(sum(values) / len(values), in_percent(metric))
+
+
+def print_experiments(console: Console, found: Sequence[Experiment]) -> None:
+    """Print the list of experiments of the papers."""
+    cells = []
+    for one in found:
+        size = "" if one.needs else f"{plural(len(one.tasks), 'task')}, {plural(len(one.methods), 'row')}"
+        cells.append([one.id, f"{one.about} (needs {one.needs})" if one.needs else one.about, size])
+    print_table(console, [Column("experiment"), Column("about"), Column("size")], cells)
+    console.print("\nRun one of them: fedloom reproduce GPFL-T1 --dataset fmnist", highlight=False)
+
+
+def print_reproduction(console: Console, found: Reproduction) -> None:
+    """Print a paper's table beside measured numbers, task by task."""
+    console.print(f"[bold]{found.experiment.id}[/]: {found.experiment.about}", highlight=False)
+    for task, rows, common in by_task(found.rows):
+        shown = shown_columns(rows)
+        texts = [text_of(row) for row in rows]
+        columns = [Column(TITLES[name]) if name in TEXT else number_column(TITLES[name]) for name in shown]
+        console.print()
+        print_table(console, columns, [[text[name] for name in shown] for text in texts], task)
+        if common:
+            console.print(f"Runs: {common}.", style="dim", highlight=False, markup=False)
+    measured = dict.fromkeys(f"{row['metric']}: {row['measured']}" for row in found.rows)
+    console.print(f"\n{'; '.join(measured)}. {CAPTION}\n", style="dim", highlight=False, markup=False)
+    console.print(
+        f"As CSV, Markdown and LaTeX: {found.folder / found.experiment.id}.csv", highlight=False, soft_wrap=True
+    )
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:

@@ -60,6 +60,10 @@ class Settings:
     )
     subset: int | None = setting(None, "keep so many clients of the partition, drawn at random", low=1)
     server_share: float = setting(0.0, "share of the samples that goes to the server (D_CS)", low=0, high=0.9)
+    dcs_holdout: float = setting(
+        0.0, "share of the server's samples (D_CS) that only test the global model; page learns from the rest",
+        low=0, high=0.9,
+    )  # fmt: skip
     screening: bool = setting(True, "leave out uploads that are far larger than usual (see docs/robustness.md)")
     screen_directions: bool = setting(
         False, "leave out clients whose updates point away from those of others in the first rounds"

@@ -216,7 +216,7 @@ class Algorithm:
 
     def aggregate(self, task: Task, server: Tree, up: Tree, info: Info, t: int, key: Key) -> Tree:
         """The server's new state from the stacked uploads. `task.average` averages them as the user wants it;
-        `task.data.server` has the server's samples."""
+        `task.data.server_signal` has the server's samples that it may learn from."""
         return server
 
     # -- clients that join after training -------------------------------------------------------------------------
@@ -247,12 +247,8 @@ class Algorithm:
         """The parameters of the global model; None for methods without one."""
         return None
 
-    def server_test(self, task: Task) -> Tensor | None:
-        """Rows of the server's samples that test the global model; not those that the method learns from."""
-        return task.data.server
-
     def score_server(self, task: Task, server: Tree, stats: Tree, key: Key) -> Tensor | None:
-        """The sum of `task.score` over the server's samples, for a method that tests something else there than
+        """The sum of `task.score` over `task.data.server_test`, for a method that tests something else there than
         `global_model`; `stats` are running statistics by slot."""
         return None
 

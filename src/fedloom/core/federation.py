@@ -95,7 +95,8 @@ class Federation:
     y: Tensor  # class of every sample, or of every position of a sequence (-1: padding); or other targets, see below
     classes: int  # number of classes or labels; 1 for a number
     splits: dict[str, Ragged]  # train, val, test -> rows of x by client
-    server: Tensor | None = None  # indices of D_CS, the server's own data
+    server: Tensor | None = None  # rows of D_CS, the server's own data
+    server_holdout: Tensor | None = None  # those of them that only test the global model; None: all test, and teach
     mean: tuple[float, ...] = (0.0,)  # per channel of images: x is used as (x / 255 - mean) / std
     std: tuple[float, ...] = (1.0,)
     vocab: int | None = None  # number of token ids, where samples are sequences of them [largest id + 1]
@@ -144,6 +145,18 @@ class Federation:
         splits = {name: Ragged(rows.flat[: rows.starts[n]], rows.starts[: n + 1]) for name, rows in self.splits.items()}
         return replace(self, splits=splits, held_out=0)
 
+    @cached_property
+    def server_signal(self) -> Tensor | None:
+        """The server's samples that methods may learn from."""
+        if self.server is None or self.server_holdout is None:
+            return self.server
+        return self.server[~torch.isin(self.server, self.server_holdout)]
+
+    @property
+    def server_test(self) -> Tensor | None:
+        """The server's samples that test the global model."""
+        return self.server if self.server_holdout is None else self.server_holdout
+
     @property
     def device(self) -> torch.device:
         """The device of the samples."""
@@ -178,6 +191,7 @@ class Federation:
             y=self.y.to(device) if self.kind == "classes" else self.y.to(device, dtype),
             splits={name: replace(rows, flat=rows.flat.to(device)) for name, rows in self.splits.items()},
             server=None if self.server is None else self.server.to(device),
+            server_holdout=None if self.server_holdout is None else self.server_holdout.to(device),
             dtype=dtype,
         )
 

@@ -334,7 +334,7 @@ class Driver:
     def _score_server(self, params: Params | None) -> Tensor | None:
         """Scores on the server's own samples."""
         found = self.alg.score_server(self.task, self.server, self.stats, self.key)
-        rows = self.alg.server_test(self.task)
+        rows = self.task.data.server_test
         if found is None and params is not None and rows is not None:
             slot = global_slot(self.alg, self.task, params, self.stats)
             found = score_rows(self.task, lambda x: self.task.predict(slot, x).logits, rows)

@@ -66,7 +66,7 @@ def _latex(board: Sequence[Row], table: Table, names: Sequence[str]) -> str:
     tabular = [
         rf"\begin{{tabular}}{{{'r' * table.ranked}l{'r' * numbers}}}",
         r"\toprule",
-        " & ".join(map(_escape, table.titles)) + r" \\",
+        " & ".join(map(escape, table.titles)) + r" \\",
         r"\midrule",
         *(" & ".join(cells) + r" \\" for cells in rows),
         r"\bottomrule",
@@ -83,7 +83,7 @@ def _latex(board: Sequence[Row], table: Table, names: Sequence[str]) -> str:
             r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             *tabular[:-1],
             rf"{tabular[-1]}}}",
-            rf"\caption{{{_escape(about)}{plus_minus}}}",
+            rf"\caption{{{escape(about)}{plus_minus}}}",
             rf"\label{{tab:{table.title.lower().replace(', ', '-').replace(' ', '-')}}}",
             r"\end{table}",
             "",
@@ -92,12 +92,12 @@ def _latex(board: Sequence[Row], table: Table, names: Sequence[str]) -> str:
 
 
 def _cells(table: Table, row: Row) -> list[str]:
-    cells = [_escape(cell) for cell in table.first_cells(row)]
+    cells = [escape(cell) for cell in table.first_cells(row)]
     for column, (_, with_std) in table.columns.items():
         text = format_cell(row, column, with_std, r" $\pm$ ").replace("-", "$-$")
         best = column in _bold(table.rows) and row.get(column) == _best(column, table.rows)
         cells.append(rf"\textbf{{{text}}}" if best else text)
-    return [*cells, *map(_escape, table.cost_cells(row))]
+    return [*cells, *map(escape, table.cost_cells(row))]
 
 
 def _column(name: str, rows: Sequence[Row]) -> str:
@@ -119,7 +119,7 @@ def _best(column: str, rows: Sequence[Row]) -> float:
     return max((row[column] for row in rows if row.get(column) is not None), key=lambda value: direction * value)
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     for char in "%_&#":
         text = text.replace(char, f"\\{char}")
     return text

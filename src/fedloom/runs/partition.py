@@ -8,15 +8,17 @@ from fedloom.core.federation import Federation
 
 def partition_table(data: Federation) -> pa.Table:
     """One row per client: rows of the data set for training, validation and test, and the samples per class. The
-    server's data is client -1."""
+    server's data is client -1; those that do not test the global model are in `train`."""
     clients = np.arange(data.clients + data.held_out)
     splits = {name: (rows.starts, rows.flat.cpu().numpy()) for name, rows in data.splits.items()}
     labels = data.labels()
     if data.server is not None:
         clients = np.append(clients, -1)
-        server = data.server.cpu().numpy()
+        assert data.server_test is not None
+        test = data.server_test.cpu().numpy()
+        of_server = {"train": np.setdiff1d(data.server.cpu().numpy(), test), "val": test[:0], "test": test}
         for name, (starts, flat) in splits.items():
-            rows = server if name == "test" else server[:0]
+            rows = of_server[name]
             splits[name] = np.append(starts, starts[-1] + len(rows)), np.concatenate([flat, rows])
         labels = np.vstack([labels, data.labels_of(data.server)])
     columns = {

@@ -25,7 +25,7 @@ from fedloom.core.settings import fields
 from fedloom.core.targets import Number
 from fedloom.core.task import Task
 from fedloom.data.dataset import Dataset
-from fedloom.data.divide import divide, hold_out, validated
+from fedloom.data.divide import divide, hold_out, hold_out_server, validated
 from fedloom.data.limits import memory_limit
 from fedloom.data.sets.own import OwnData
 from fedloom.device.memory import available_memory
@@ -78,7 +78,7 @@ def make_data(config: Config) -> Federation:
             notes = ("The data set gives samples of all clients to the server, also of those who are held out",)
     if s.holdout_clients:
         data = hold_out(data, s.holdout_clients, s.partition_seed)
-    data = validated(data)
+    data = hold_out_server(validated(data), s.dcs_holdout, s.partition_seed)
     for note in (*data.notes, *notes, *_rare_classes(config, data)):
         log.warning("%s.", note)
     return data.to(device, dtype)

@@ -274,7 +274,7 @@ def _labelled(configs: Sequence[Config], equal_budget: str | None) -> dict[str, 
         if name in entries:
             raise UserError(f"'{name}' is asked for twice; give each method once, or with different settings.")
         entries[name] = config
-    return _same_division(entries)
+    return same_division(entries)
 
 
 def _algorithm(method: str) -> Algorithm:
@@ -303,7 +303,7 @@ def with_equal_budgets(entries: Mapping[str, Config], reference: str, data: Fede
     return found
 
 
-def _same_division(entries: dict[str, Config]) -> dict[str, Config]:
+def same_division(entries: dict[str, Config]) -> dict[str, Config]:
     """All methods on the same division of the data: if one needs samples at the server, the others have them, too."""
     shares = {config.settings.server_share for config in entries.values()}
     if len(shares) != 2 or 0.0 not in shares:

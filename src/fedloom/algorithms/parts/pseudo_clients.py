@@ -20,7 +20,7 @@ Step = Callable[[Slot, Batch], Slot]
 def scores(task: Task, w: Slot, step: Step, epochs: int, count: int, share: float, key: Key) -> Tensor | None:
     """(correct, summed loss, samples) of `count` equal parts, each after so many epochs on the first `share` of its
     samples. Parts have at least two samples; what an equal division leaves over is not used."""
-    rows = task.data.server
+    rows = task.data.server_test
     count = 0 if rows is None else min(count, len(rows) // 2)
     if rows is None or not count:
         return None

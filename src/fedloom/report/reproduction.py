@@ -1,0 +1,122 @@
+"""A paper's table beside measured numbers, as CSV, Markdown and LaTeX."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from fedloom.report.latex import escape
+
+Row = dict[str, Any]
+COLUMNS = {
+    "method": "method",
+    "metric": "metric",
+    "paper": "paper",
+    "ours": "ours",
+    "difference": "difference",
+    "se": "s.e.",
+    "validation": "validation",
+    "last": "last round",
+    "remark": "remark",
+}
+TEXT = ("method", "metric", "remark")
+CAPTION = (
+    "ours: the mean over seeds, measured as the paper does; s.e.: its standard error; validation and last round: the "
+    "same metric in the round that is best on validation data, and in the last one. A number in brackets contradicts "
+    "others of the paper, or is damaged, so it is no target."
+)
+
+
+def remark(row: Row) -> str:
+    """What a reader must know of a row: whether it was run, how it was reduced, why the paper's number is no target."""
+    return "; ".join(filter(None, (row["state"], row["unusable"])))
+
+
+def cells(row: Row) -> dict[str, str]:
+    """The columns of a row as text."""
+    paper = "" if row["paper"] is None else f"{row['paper']:.2f}"
+    if row["paper_std"] is not None:
+        paper += f" ± {row['paper_std']:.2f}"
+    return {
+        "method": row["method"],
+        "metric": row["metric"],
+        "paper": f"[{paper}]" if row["unusable"] and paper else paper,
+        "ours": _number(row["ours"]),
+        "difference": "" if row["difference"] is None else f"{row['difference']:+.2f}",
+        "se": _number(row["se"]),
+        "validation": _number(row["validation"]),
+        "last": _number(row["last"]),
+        "remark": remark(row),
+    }
+
+
+def common_remark(rows: Sequence[Row]) -> str:
+    """The remark of all rows that were run, if they have the same, so that it is said once."""
+    found = {row["state"] for row in rows if row["ours"] is not None}
+    return found.pop() if len(found) == 1 else ""
+
+
+def by_task(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row], str]]:
+    """(task, rows, common remark); the common remark is taken out of the rows."""
+    for task, some in groupby(rows, key=lambda row: row["task"]):
+        found = list(some)
+        common = common_remark(found)
+        yield task, [row | {"state": "" if row["state"] == common else row["state"]} for row in found], common
+
+
+def shown_columns(rows: Sequence[Row]) -> list[str]:
+    """Columns that have something to show."""
+    texts = [cells(row) for row in rows]
+    metrics = {row["metric"] for row in rows}
+    return [
+        name for name in COLUMNS if any(text[name] for text in texts) and not (name == "metric" and len(metrics) == 1)
+    ]
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """All columns of all rows; numbers are not rounded."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """A table per task."""
+    parts = []
+    for task, some, common in by_task(rows):
+        columns = shown_columns(some)
+        lines = [f"**{task}**: {_measured(some)}.{f' Runs: {common}.' if common else ''}", ""]
+        lines.append("| " + " | ".join(COLUMNS[name] for name in columns) + " |")
+        lines.append("|" + "|".join("---" if name in TEXT else "--:" for name in columns) + "|")
+        for row in some:
+            text = cells(row)
+            lines.append("| " + " | ".join(text[name].replace("|", "\\|") for name in columns) + " |")
+        parts.append("\n".join(lines))
+    return "\n\n".join([*parts, CAPTION]) + "\n"
+
+
+def to_latex(rows: Sequence[Row]) -> str:
+    """A table per task, with booktabs."""
+    parts = []
+    for task, some, common in by_task(rows):
+        columns = [name for name in shown_columns(some) if name != "remark"]
+        about = f"{some[0]['experiment']}, {task}: {_measured(some)}.{f' Runs: {common}.' if common else ''} {CAPTION}"
+        layout = "".join("l" if name in TEXT else "r" for name in columns)
+        lines = ["\\begin{table}", "\\centering", f"\\caption{{{escape(about)}}}", f"\\begin{{tabular}}{{{layout}}}"]
+        lines += ["\\toprule", " & ".join(escape(COLUMNS[name]) for name in columns) + " \\\\", "\\midrule"]
+        for row in some:
+            text = cells(row)
+            lines.append(" & ".join(escape(text[name]).replace("±", "$\\pm$") for name in columns) + " \\\\")
+        parts.append("\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _measured(rows: Sequence[Row]) -> str:
+    return "; ".join(dict.fromkeys(f"{row['metric']}: {row['measured']}" for row in rows))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
