@@ -29,8 +29,9 @@ _HOMES = {  # __init__.pyi tells type checkers and editors the same
 
 __all__ = [
     "Algorithm", "Batch", "Callback", "ClientModel", "Comparison", "Draw", "EarlyStopping", "Federation", "Info",
-    "MLflow", "OwnData", "Phase", "Ragged", "Reproduction", "Result", "Slot", "Sweep", "Task", "TensorBoard", "TrainingRun",
-    "UserError", "WandB", "compare", "deviations", "federation", "load", "reproduce", "run", "setting", "sweep",
+    "MLflow", "OwnData", "Phase", "Ragged", "Reproduction", "Result", "Slot", "Sweep", "Task", "TensorBoard",
+    "TrainingRun", "UserError", "WandB", "compare", "deviations", "federation", "load", "reproduce", "run", "setting",
+    "sweep",
 ]  # fmt: skip
 
 

@@ -363,7 +363,7 @@ def test_dcs_holdout_divides_the_servers_samples_into_those_that_reward_and_thos
     alg, task = method("page", tune_p=False, server_reward="global"), page_task(server=30)
     all_ = task.data.server
     assert task.data.server_signal is task.data.server_test is all_
-    task = dataclasses.replace(task, data=hold_out_server(task.data, 0.4, seed=1))
+    task = dataclasses.replace(task, data=hold_out_server(task.data, 0.4))
     signal, test = task.data.server_signal, task.data.server_test
     assert (len(signal), len(test)) == (18, 12)
     assert sorted([*signal.tolist(), *test.tolist()]) == all_.tolist()
@@ -512,7 +512,7 @@ def test_what_does_not_fit_is_refused_before_training():
     with user_error("lr_min=0.2", "lr_max=0.1"):
         check(method("page", lr_min=0.2), page_task())
     with user_error("dcs_holdout", "only one"):
-        hold_out_server(page_task(server=1).data, 0.5, seed=1)
+        hold_out_server(page_task(server=1).data, 0.5)
     data = make_federation((5, 5), server=5)
     splits = {**data.splits, "test": type(data.splits["test"]).of([np.arange(0), np.arange(3)])}
     with user_error("client_signal=test", "test samples at every client"):

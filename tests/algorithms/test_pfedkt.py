@@ -281,8 +281,8 @@ def test_the_hypernetwork_approaches_the_trained_model_in_every_round(model, upd
     images = torch.randint(0, 256, (24, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     labels = torch.arange(24) % 3
     data = fedloom.federation(images.numpy(), labels.numpy(), clients=np.repeat([0, 1], 12))
-    alg = method("pfedkt", hn_update=update, hn_steps=10)
-    config = {"model": model, "lr": 0.01, "local_epochs": 2, "rounds": 3, "batch_size": 6, "plan": "per-client"}
+    alg = method("pfedkt", hn_update=update, hn_steps=10 if model == "mlp" else 2)
+    config = {"model": model, "lr": 0.01, "local_epochs": 1, "rounds": 2, "batch_size": 6, "plan": "per-client"}
     gaps = []
 
     finish = type(alg).finish
@@ -295,7 +295,7 @@ def test_the_hypernetwork_approaches_the_trained_model_in_every_round(model, upd
 
     monkeypatch.setattr(type(alg), "finish", watched)
     fedloom.run(alg, data, **config)
-    assert len(gaps) >= 2 * 3
+    assert len(gaps) >= 2 * 2
     assert all(after < before for before, after in gaps)
 
 

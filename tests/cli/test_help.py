@@ -101,7 +101,7 @@ def test_commands_are_listed_in_the_order_of_work_with_a_whole_sentence(monkeypa
     monkeypatch.setenv("COLUMNS", "80")
     lines = help_of(monkeypatch, capsys).partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
     names = [line.split()[0] for line in lines]
-    assert names == ["run", "compare", "sweep", "predict", "evaluate", "export", "check", "list", "data"]
+    assert names == ["run", "compare", "sweep", "reproduce", "predict", "evaluate", "export", "check", "list", "data"]
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 
@@ -182,7 +182,10 @@ def complete(*words, shell="bash"):
 
 
 COMPLETED = {
-    "commands": (("",), ["run", "compare", "sweep", "predict", "evaluate", "export", "check", "list", "data"]),
+    "commands": (
+        ("",),
+        ["run", "compare", "sweep", "reproduce", "predict", "evaluate", "export", "check", "list", "data"],
+    ),
     "commands below": (("data", ""), ["check", "show", "download"]),
     "options": (("run", "--dt"), ["--dtype"]),
     "a method": (("run", "fedr"), ["fedrecon", "fedrep", "fedrod"]),

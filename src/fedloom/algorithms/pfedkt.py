@@ -36,16 +36,20 @@ class PFedKT(FedAvg):
     private = "model omega_k, hypernetwork varphi_k"
     pre_is_global = False
     global_slot = "omega"
-    variants = MappingProxyType({"paper": {"hn_init": "default", "hn_update": "step", "local_clip": 50.0}})
+    variants = MappingProxyType(
+        {"paper": {"eta_hn": 0.005, "hn_init": "default", "hn_update": "step", "local_clip": 50.0}}
+    )
 
     emb_dim: int = setting(13, "e, length of the embedding of a chunk", low=1)
     n_hidden: int = setting(1, "hidden layers of the hypernetwork after its first", low=0, high=1000)
     mu: float = setting(0.001, "mu, weight of the contrastive loss", low=0, high=1)
     alpha: float = setting(0.1, "alpha, margin of the triplet loss", low=0)
-    eta_hn: float = setting(0.005, "eta_HN, step size of the hypernetwork", low=0)
+    eta_hn: float = setting(0.001, "eta_HN, step size of the hypernetwork; the paper's is 0.005", low=0)
     hn_init: Literal["fan_in", "default"] = setting("fan_in", "scale of generated weights; default: the paper's")
-    hn_update: Literal["fit", "line", "end_to_end", "step"] = setting(
-        "fit", "how the hypernetwork learns: steps of Adam, a line search, in every batch, the paper's one step"
+    hn_update: Literal["end_to_end", "fit", "line", "step"] = setting(
+        "end_to_end",
+        "how the hypernetwork learns: in every batch; from the trained model by Adam, by a line search, or "
+        "by the paper's single step",
     )
     hn_steps: int = setting(60, "fit: steps of Adam in a round", low=1)
     hn_clip: float = setting(50.0, "step: norm that the hypernetwork's gradient is clipped to", above=0)

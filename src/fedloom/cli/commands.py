@@ -261,17 +261,13 @@ def sweep(
     display.print_sweep(out, result)
 
 
-for command, epilog in models.COMMANDS.items():
-    app.command(cls=Command, epilog=epilog)(command)
-
-
 @app.command(
     cls=Command,
     epilog=examples(
         "fedloom reproduce",
         "fedloom reproduce GPFL-T1 --dataset fmnist --seeds 3",
-        "fedloom reproduce PAGE-T1 --task synthetic --rounds 100 --algorithms fedavg,page",
-        "fedloom reproduce PLGU-T2 --dataset cifar10 --dtype tf32 --out runs/plgu",
+        "fedloom reproduce PAGE-T1 --task synthetic --algorithms fedavg,page",
+        "fedloom reproduce PLGU-T2 --dataset cifar10 --dtype tf32",
         docs="docs/reproduce.md, docs/results/README.md",
     ),
 )
@@ -302,7 +298,7 @@ def reproduce(
     tracker: Tracker = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run a table of one of the four papers, and print the paper's numbers beside the measured ones.
+    """Run a paper's table, and print its numbers beside ours.
 
     Runs that are in the folder already are kept, so the same command continues what was stopped, and other options
     add to it. Without an experiment, all are listed.
@@ -327,6 +323,10 @@ def reproduce(
             "reproduce", None,
         )  # fmt: skip
     display.print_reproduction(out, found)
+
+
+for command, epilog in models.COMMANDS.items():
+    app.command(cls=Command, epilog=epilog)(command)
 
 
 @app.command(

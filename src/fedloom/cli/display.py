@@ -267,13 +267,20 @@ def print_experiments(console: Console, found: Sequence[Experiment]) -> None:
     console.print("\nRun one of them: fedloom reproduce GPFL-T1 --dataset fmnist", highlight=False)
 
 
+def _reproduced(name: str) -> Column:
+    """A column of a paper's table beside measured numbers."""
+    if name in TEXT:
+        return Column(TITLES[name], wrap=name != "metric")
+    return number_column(TITLES[name], optional=name in ("last", "validation"))
+
+
 def print_reproduction(console: Console, found: Reproduction) -> None:
     """Print a paper's table beside measured numbers, task by task."""
     console.print(f"[bold]{found.experiment.id}[/]: {found.experiment.about}", highlight=False)
     for task, rows, common in by_task(found.rows):
         shown = shown_columns(rows)
         texts = [text_of(row) for row in rows]
-        columns = [Column(TITLES[name]) if name in TEXT else number_column(TITLES[name]) for name in shown]
+        columns = [_reproduced(name) for name in shown]
         console.print()
         print_table(console, columns, [[text[name] for name in shown] for text in texts], task)
         if common:

@@ -22,7 +22,7 @@ LARGEST = 1 << 20  # bytes of a file; parsing takes seconds then
 DEEPEST = 10  # levels of lists and mappings
 LONGEST_INTEGER = 40  # characters, more than any 64-bit number needs
 # of run directories and their config.yaml; since 2 they have a manifest, and `clients` is true; since 3, models
-FORMAT = 3
+FORMAT = 4
 FIXED_CLIENTS = ("amazon", "Federation", "femnist", "har", "mnist-by-writer", "own")  # data sets
 NATURAL = {"name": "natural"}
 PIPES = ("/dev/stdin", "/dev/fd/")  # which a shell has opened: `... | fedloom run --config /dev/stdin`, or <(...)
@@ -142,6 +142,8 @@ def parse_config(text: str, source: str) -> ConfigDict:
         _forget_clients(found)
     if isinstance(header, dict) and header.get("format") in (1, 2):
         found.setdefault("stratify", False)  # which they did not know
+    if isinstance(header, dict) and header.get("format") in (1, 2, 3):
+        _since_format_4(found)
     return found
 
 
@@ -150,6 +152,19 @@ def _forget_clients(found: ConfigDict) -> None:
     dataset = found.get("dataset")
     if isinstance(dataset, dict) and dataset.get("name") in FIXED_CLIENTS and found.get("partition") == NATURAL:
         found.pop("clients", None)
+
+
+def _since_format_4(found: ConfigDict) -> None:
+    """Up to format 3, page had `dcs_holdout` and no fallback, and pfedkt took the paper's single step."""
+    method = found.get("algorithm")
+    if not isinstance(method, dict):
+        return
+    if method.get("name") == "page":
+        found.setdefault("dcs_holdout", method.pop("dcs_holdout", 0.0))
+        method.setdefault("fallback", False)
+    if method.get("name") == "pfedkt":
+        method.setdefault("hn_init", "default")
+        method.setdefault("hn_update", "step")
 
 
 def _check_section(key: str, value: Any, source: str) -> None:

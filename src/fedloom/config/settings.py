@@ -25,6 +25,10 @@ class Settings:
     clients: int = setting(20, "N, number of clients (where the data set leaves it open)", low=1)
     rounds: int = setting(50, "T, communication rounds", low=1, high=10**9)
     participation: float = setting(1.0, "share of clients in a round, or their number if above 1", above=0)
+    participation_low: float | None = setting(
+        None, "each round's share of clients is drawn anew, from this one to participation [always participation]",
+        above=0, high=1,
+    )  # fmt: skip
     lr: float = setting(0.05, "eta, local learning rate", above=0)
     momentum: float = setting(0.0, "momentum of local SGD", low=0, high=0.9999)
     optimizer: Literal["sgd", "adam", "adamw"] = setting("sgd", "of local training; it starts anew in every round")

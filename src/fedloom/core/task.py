@@ -63,6 +63,7 @@ class Task:
     epochs: int = 1  # E, local epochs per round
     rounds: int = 1  # T, rounds of the run
     participation: float = 1.0  # rho, share of the clients in a round, or their number if above 1
+    participation_low: float | None = None  # the share is drawn in every round, from this one to `participation`
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)  # of the learning rate over rounds
     lr_factor: Number = 1.0  # of learning rates in this round, if there is a schedule

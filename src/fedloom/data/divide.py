@@ -282,15 +282,15 @@ def _fit_numbers(data: Federation, scaling: Scaling) -> Numbers:
     return Numbers(tuple(means.tolist()), tuple(stds.tolist()), fills, scaling.axis)
 
 
-def hold_out_server(data: Federation, share: float, seed: int) -> Federation:
-    """The federation with a share of the server's samples, drawn at random, kept for testing the global model."""
+def hold_out_server(data: Federation, share: float) -> Federation:
+    """The federation with a share of the server's samples, drawn once, kept for testing the global model."""
     if not share:
         return data
     if data.server is None:
         raise UserError(f"dcs_holdout={share:g} divides the server's samples, but it has none; set server_share=0.1.")
     if len(data.server) < 2:
         raise UserError("dcs_holdout divides the server's samples, but there is only one; set dcs_holdout=0.")
-    order = rng("partition", seed, stream("dcs")).permutation(len(data.server))
+    order = rng("partition", 0, stream("dcs")).permutation(len(data.server))
     cut = min(max(1, round(share * len(order))), len(order) - 1)
     return replace(data, server_holdout=data.server[torch.from_numpy(np.sort(order[:cut])).to(data.device)])
 

@@ -143,9 +143,12 @@ class Driver:
 
     def sample(self, t: int) -> np.ndarray:
         """The clients of round t, in ascending order."""
-        n, ratio = self.task.clients, self.task.participation
-        m = int(ratio) if ratio > 1 else max(1, math.floor(ratio * n + 1e-9))
-        return np.sort(rng("sample", self.seed, t).choice(n, size=m, replace=False)).astype(np.int64)
+        n, ratio, low = self.task.clients, self.task.participation, self.task.participation_low
+        m = int(ratio) if ratio > 1 else math.floor(ratio * n + 1e-9)
+        draw = rng("sample", self.seed, t)
+        if low is not None:
+            m = int(draw.integers(math.floor(low * n + 1e-9), m + 1))
+        return np.sort(draw.choice(n, size=max(1, m), replace=False)).astype(np.int64)
 
     def first_request(self) -> ClientRequest:
         """A training request such as an executor will get; the execution plan is made for it."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fedloom.core.errors import UserError, unknown
+from fedloom.core.errors import UserError, nearest, shown
 from fedloom.papers.numbers import Number, find_number, tokens
 
 FILES = ("plgu", "gpfl", "page", "pfedkt")
@@ -77,7 +77,9 @@ def find_experiment(id_: str) -> Experiment:
     """The experiment of an id, whatever its case. Raises a UserError for an unknown one."""
     known = {name.lower(): experiment for name, experiment in experiments().items()}
     if id_.lower() not in known:
-        raise unknown("experiment", id_, list(experiments()))
+        hint = nearest(id_, list(known))
+        hint = "'fedloom reproduce' lists all of them." if hint.startswith("known") else hint
+        raise UserError(f"Unknown experiment '{shown(id_)}'; {hint}")
     return known[id_.lower()]
 
 

@@ -20,6 +20,7 @@ COLUMNS = {
     "last": "last round",
     "remark": "remark",
 }
+NOT_RUN = "not run"
 TEXT = ("method", "metric", "remark")
 CAPTION = (
     "ours: the mean over seeds, measured as the paper does; s.e.: its standard error; validation and last round: the "
@@ -30,23 +31,25 @@ CAPTION = (
 
 def remark(row: Row) -> str:
     """What a reader must know of a row: whether it was run, how it was reduced, why the paper's number is no target."""
-    return "; ".join(filter(None, (row["state"], row["unusable"])))
+    state = "" if row["state"] == NOT_RUN else row["state"]
+    return "; ".join(filter(None, (state, row["unusable"])))
 
 
 def cells(row: Row) -> dict[str, str]:
     """The columns of a row as text."""
-    paper = "" if row["paper"] is None else f"{row['paper']:.2f}"
+    digits = 0 if row["metric"] == "convergence_round" else 2
+    paper = _number(row["paper"], digits)
     if row["paper_std"] is not None:
         paper += f" ± {row['paper_std']:.2f}"
     return {
         "method": row["method"],
         "metric": row["metric"],
         "paper": f"[{paper}]" if row["unusable"] and paper else paper,
-        "ours": _number(row["ours"]),
-        "difference": "" if row["difference"] is None else f"{row['difference']:+.2f}",
-        "se": _number(row["se"]),
-        "validation": _number(row["validation"]),
-        "last": _number(row["last"]),
+        "ours": NOT_RUN if row["state"] == NOT_RUN else _number(row["ours"], digits),
+        "difference": "" if row["difference"] is None else f"{row['difference']:+.{digits}f}",
+        "se": _number(row["se"], digits),
+        "validation": _number(row["validation"], digits),
+        "last": _number(row["last"], digits),
         "remark": remark(row),
     }
 
@@ -118,5 +121,5 @@ def _measured(rows: Sequence[Row]) -> str:
     return "; ".join(dict.fromkeys(f"{row['metric']}: {row['measured']}" for row in rows))
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

@@ -78,7 +78,7 @@ def make_data(config: Config) -> Federation:
             notes = ("The data set gives samples of all clients to the server, also of those who are held out",)
     if s.holdout_clients:
         data = hold_out(data, s.holdout_clients, s.partition_seed)
-    data = hold_out_server(validated(data), s.dcs_holdout, s.partition_seed)
+    data = hold_out_server(validated(data), s.dcs_holdout)
     for note in (*data.notes, *notes, *_rare_classes(config, data)):
         log.warning("%s.", note)
     return data.to(device, dtype)
@@ -112,7 +112,8 @@ def make_task(config: Config, data: Federation | None = None) -> Task:
     task = Task(
         data, _network(config, data), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
         batch_size=min(s.batch_size, _most_samples(data)), epochs=s.local_epochs, rounds=s.rounds,
-        participation=s.participation, trim=_trim(config.algorithm, s), class_weights=s.class_weight == "balanced",
+        participation=s.participation, participation_low=s.participation_low, trim=_trim(config.algorithm, s),
+        class_weights=s.class_weight == "balanced",
         **optimization(s),
     )  # fmt: skip
     if data.sequences and (s.class_weight != "none" or s.metric != "accuracy"):
@@ -283,8 +284,12 @@ def check(alg: Algorithm, task: Task) -> None:
         raise UserError(f"participation must be a share up to 1 or a whole number of clients, not {ratio:g}.")
     if ratio > n:
         raise UserError(f"participation asks for {ratio:g} clients, but there are {n}; use a share such as 0.5.")
+    if task.participation_low is not None and task.participation_low > ratio:
+        raise UserError(f"participation_low={task.participation_low:g} is above participation={ratio:g}; set either.")
+    if task.participation_low is not None and ratio > 1:
+        raise UserError(f"participation_low is a share, so participation must be one, too, not {ratio:g} clients.")
     everyone = math.floor(ratio * n + 1e-9) == n if ratio <= 1 else ratio == n
-    if not alg.partial and not everyone:
+    if not alg.partial and not (everyone and task.participation_low is None):
         raise UserError(f"{alg.name} needs all clients in every round; set participation=1.")
     if alg.needs_server_data and task.data.server is None:
         raise UserError(f"{alg.name} needs data at the server; set server_share=0.1 or pool=train.")

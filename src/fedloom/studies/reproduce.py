@@ -14,7 +14,7 @@ from fedloom.config.files import ConfigDict
 from fedloom.config.resolve import Config, combine, describe, flat, resolve
 from fedloom.core.errors import UserError, check_path, unknown
 from fedloom.papers.catalog import Experiment, PaperMethod, PaperTask, runnable
-from fedloom.report.reproduction import to_csv, to_latex, to_markdown
+from fedloom.report.reproduction import NOT_RUN, to_csv, to_latex, to_markdown
 from fedloom.runs.directory import RunDirectory
 from fedloom.storage.files import text_writer, write_file
 from fedloom.studies.build import make_data, make_task
@@ -111,13 +111,13 @@ def _dataset(task: PaperTask) -> str:
 
 def _methods(experiment: Experiment, wanted: Sequence[str]) -> list[PaperMethod]:
     """The rows with these labels, or whose method has such a name."""
-    found = []
+    found: list[PaperMethod] = []
+    by_method = {row: row.method.partition(":")[0] for row in experiment.methods}
     for name in wanted:
-        rows = [row for row in experiment.methods if name.lower() in (row.label.lower(), row.method.partition(":")[0])]
+        rows = [row for row in by_method if row.label.lower() == name.lower()]
+        rows = rows or [row for row, method in by_method.items() if method == name.lower()]
         if not rows:
-            known = dict.fromkeys(
-                word for row in experiment.methods for word in (row.label, row.method.partition(":")[0])
-            )
+            known = dict.fromkeys(word for row, method in by_method.items() for word in (row.label, method))
             raise unknown(f"method of {experiment.id}", name, list(known))
         found += [row for row in rows if row not in found]
     return found or list(experiment.methods)
@@ -150,7 +150,7 @@ def carry_out(
     total, number = sum(map(len, plans.values())), 0
     for task in selection.tasks:
         configs = same_division(plans[task.name])
-        left = {name: config for name, config in configs.items() if not _finished(out, task, name, seeds)}
+        left = {name: config for name, config in configs.items() if not _finished(out, task, name, config, seeds)}
         number += len(configs) - len(left)
         if not left:
             continue
@@ -196,9 +196,14 @@ def _folder(out: Path, task: PaperTask, method: str, seed: int) -> Path:
     return run_folder(out / task.name, method, seed)
 
 
-def _finished(out: Path, task: PaperTask, method: str, seeds: Sequence[int]) -> bool:
-    """True if all runs of a method are finished; then their data need not be loaded."""
-    return all(RunDirectory(_folder(out, task, method, seed)).finished for seed in seeds)
+def _finished(out: Path, task: PaperTask, method: str, config: Config, seeds: Sequence[int]) -> bool:
+    """True if all runs of a method are finished; then their data need not be loaded. Raises a UserError if one has
+    other settings."""
+    done = [
+        RunDirectory(_folder(out, task, method, seed)).check(describe(config.with_seed(seed)), resume=True)
+        for seed in seeds
+    ]
+    return all(done)
 
 
 def _runs(out: Path, task: PaperTask, method: str) -> Iterator[Result]:
@@ -226,7 +231,7 @@ def _rows(experiment: Experiment, task: PaperTask, method: PaperMethod, runs: li
             "notes": "" if number is None else number.notes,
             **dict.fromkeys(("ours", "se", "difference", "validation", "last")),
             "seeds": len(runs),
-            "state": refused or ("" if runs else "not run"),
+            "state": refused or ("" if runs else NOT_RUN),
         }
         found = [one for run in runs if (one := measure(run, how, method.view)) is not None]
         if found:
