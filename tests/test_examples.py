@@ -47,7 +47,7 @@ from fedloom.data.dataset import DATASETS
 from fedloom.data.partitions import PARTITIONS
 from fedloom.metrics import registry
 from fedloom.models.zoo import MODELS
-from fedloom.studies import execute, study
+from fedloom.studies import execute, reproduce, study
 from fedloom.studies.build import make_task, optimization
 
 ROOT = Path(__file__).parents[1]
@@ -477,7 +477,7 @@ def reader(tmp_path, monkeypatch, capsys):
 
     def make_reader(page: str) -> Reader:
         if page.startswith(RESULTS):
-            for module in (execute, study):
+            for module in (execute, reproduce, study):
                 monkeypatch.setattr(module, "execute_group", refuse_training)
         else:
             for module in (resolve, keywords):
