@@ -1,6 +1,11 @@
 """What holds for all tests."""
 
 import gc
+import logging
+
+# pytest attaches handlers to loggers that do not propagate, and where this one has a handler, torch formats a traceback
+# of every fake tensor
+logging.getLogger("torch.__trace").propagate = True
 
 
 def pytest_collection_finish():

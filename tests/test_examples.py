@@ -37,6 +37,7 @@ from owndata import arrays, csv, rows, write
 import fedloom.cli.commands
 import fedloom.cli.console
 import fedloom.studies.compare
+import fedloom.studies.costs
 import fedloom.studies.run
 from fedloom.config import keywords, resolve
 from fedloom.config.files import preset
@@ -549,7 +550,9 @@ def test_a_wrong_example_is_found(text, said, page, reader):
         reader(page).carry_out(example)
 
 
-@pytest.mark.parametrize("module", [fedloom.studies.run, fedloom.studies.compare], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [fedloom.studies.run, fedloom.studies.compare, fedloom.studies.costs], ids=lambda module: module.__name__
+)
 def test_the_examples_of_functions_are_true(module):
     found = doctest.testmod(module)
     assert found.attempted > 0

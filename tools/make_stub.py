@@ -12,7 +12,7 @@ import fedloom
 from fedloom.config.keywords import keywords
 
 STUB = Path(__file__).parents[1] / "src" / "fedloom" / "__init__.pyi"
-FUNCTIONS = {"compare": ("seed",), "run": (), "sweep": ("seed",)}
+FUNCTIONS = {"compare": ("seed",), "costs": (), "run": (), "sweep": ("seed",)}
 
 
 def stub() -> str:
@@ -44,6 +44,7 @@ def _function(name: str, without: tuple[str, ...]) -> list[str]:
             lines, starred = [*lines, "    *,"], True
         default = " = ..." if parameter.default is not parameter.empty else ""
         lines.append(f"    {parameter.name}: {parameter.annotation}{default},")
+    lines += [] if starred else ["    *,"]
     lines += [f"    {key}: {hint} = ...,  # {text}" for key, (hint, text) in named.items()]
     lines += ["    **settings: Any,  # of the method, the data set, the partition or the model", ")"]
     lines[-1] += f" -> {source.return_annotation}:"

@@ -13,6 +13,7 @@ _HOMES = {  # __init__.pyi tells type checkers and editors the same
     "fedloom.core.task": ("Task",),
     "fedloom.studies.callbacks": ("Callback", "EarlyStopping", "TrainingRun"),
     "fedloom.studies.compare": ("Comparison", "compare"),
+    "fedloom.studies.costs": ("costs",),
     "fedloom.data.user_data.arrays": ("federation",),
     "fedloom.data.sets.own": ("OwnData",),
     "fedloom.studies.deviation": ("deviations",),
@@ -30,8 +31,8 @@ _HOMES = {  # __init__.pyi tells type checkers and editors the same
 __all__ = [
     "Algorithm", "Batch", "Callback", "ClientModel", "Comparison", "Draw", "EarlyStopping", "Federation", "Info",
     "MLflow", "OwnData", "Phase", "Ragged", "Reproduction", "Result", "Slot", "Sweep", "Task", "TensorBoard",
-    "TrainingRun", "UserError", "WandB", "compare", "deviations", "federation", "load", "reproduce", "run", "setting",
-    "sweep",
+    "TrainingRun", "UserError", "WandB", "compare", "costs", "deviations", "federation", "load", "reproduce", "run",
+    "setting", "sweep",
 ]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from fedloom.studies.execute import OnRound
 from fedloom.studies.sweep import Grid
 
 __version__: str
-__all__ = ['Algorithm', 'Batch', 'Callback', 'ClientModel', 'Comparison', 'Draw', 'EarlyStopping', 'Federation', 'Info', 'MLflow', 'OwnData', 'Phase', 'Ragged', 'Reproduction', 'Result', 'Slot', 'Sweep', 'Task', 'TensorBoard', 'TrainingRun', 'UserError', 'WandB', 'compare', 'deviations', 'federation', 'load', 'reproduce', 'run', 'setting', 'sweep']
+__all__ = ['Algorithm', 'Batch', 'Callback', 'ClientModel', 'Comparison', 'Draw', 'EarlyStopping', 'Federation', 'Info', 'MLflow', 'OwnData', 'Phase', 'Ragged', 'Reproduction', 'Result', 'Slot', 'Sweep', 'Task', 'TensorBoard', 'TrainingRun', 'UserError', 'WandB', 'compare', 'costs', 'deviations', 'federation', 'load', 'reproduce', 'run', 'setting', 'sweep']
 
 def compare(
     methods: Iterable[AlgorithmLike] | AlgorithmLike = ...,
@@ -98,6 +98,70 @@ def compare(
     checkpoint_every: int | None = ...,  # rounds between checkpoints; none: by time, at most 5 % of the run [None]
     **settings: Any,  # of the method, the data set, the partition or the model
 ) -> Comparison:
+    ...
+
+def costs(
+    methods: Iterable[AlgorithmLike] | AlgorithmLike | None = ...,
+    dataset: DatasetLike = ...,
+    *,
+    partition: str | Partition = ...,  # how samples are divided among clients [the data set's]
+    model: str | Model | nn.Module | Callable[[], nn.Module] = ...,  # a name, a module (its parameters are everybody's initial ones) or a function that builds one (every seed has its own initial parameters) [the data set's]
+    head: str = ...,  # name of the last layer of a module of your own [head]
+    data_dir: str | Path = ...,  # folder with the data set's files [$FEDLOOM_DATA, or a cache]
+    clients: int = ...,  # N, number of clients (where the data set leaves it open) [20]
+    rounds: int = ...,  # T, communication rounds [50]
+    participation: float = ...,  # share of clients in a round, or their number if above 1 [1.0]
+    participation_low: float | None = ...,  # each round's share of clients is drawn anew, from this one to participation [always participation] [None]
+    lr: float = ...,  # eta, local learning rate [0.05]
+    momentum: float = ...,  # momentum of local SGD [0.0]
+    optimizer: Literal['sgd', 'adam', 'adamw'] = ...,  # of local training; it starts anew in every round [sgd]
+    nesterov: bool = ...,  # Nesterov's momentum instead of the usual one (sgd) [False]
+    adam_betas: tuple[float, float] = ...,  # beta_1 and beta_2 of adam and adamw [0.9/0.999]
+    adam_eps: float = ...,  # epsilon of adam and adamw [1e-08]
+    lr_schedule: Literal['constant', 'cosine', 'step'] = ...,  # learning rate over rounds: cosine falls to 0 in the end, step falls every lr_step rounds [constant]
+    lr_warmup: int = ...,  # first rounds, in which the learning rate rises linearly [0]
+    lr_step: int = ...,  # step: rounds after which the learning rate is multiplied by lr_gamma [30]
+    lr_gamma: float = ...,  # step: factor of the learning rate [0.1]
+    weight_decay: float = ...,  # weight decay of local SGD [0.0]
+    clip: float | None = ...,  # gradient norm is clipped to this [None]
+    class_weight: Literal['none', 'balanced'] = ...,  # balanced: each class of a client counts equally in its training loss, however rare it is [none]
+    huber: float | None = ...,  # for numbers: errors beyond so many standard deviations count linearly (Huber's loss), not squared [None]
+    metric: str = ...,  # metric that selects the best round and ranks methods, see docs/metrics.md [accuracy]
+    batch_size: int = ...,  # B, samples in a batch [10]
+    local_epochs: int = ...,  # E, passes over a client's data in a round [1]
+    seed: int = ...,  # random seed of initial model, client sampling, batches [0]
+    partition_seed: int = ...,  # random seed of the partition, independent of seed [1]
+    split: tuple[float, float, float] = ...,  # train/validation/test shares of a client's data [0.7/0.1/0.2]
+    stratify: bool = ...,  # each client's classes have the same shares in training, validation and test data [False]
+    pool: Literal['merged', 'train', 'separate'] = ...,  # divided among clients: merged, all samples; train, the official training set (the official test set goes to the server); separate, both, each by itself [merged]
+    subset: int | None = ...,  # keep so many clients of the partition, drawn at random [None]
+    server_share: float = ...,  # share of the samples that goes to the server (D_CS) [0.0]
+    dcs_holdout: float = ...,  # share of the server's samples (D_CS) that only test the global model; page learns from the rest [0.0]
+    screening: bool = ...,  # leave out uploads that are far larger than usual (see docs/robustness.md) [True]
+    screen_directions: bool = ...,  # leave out clients whose updates point away from those of others in the first rounds [False]
+    aggregation: Literal['mean', 'median', 'trimmed_mean'] = ...,  # where the server averages: the method's mean, or median or trimmed mean of each coordinate, unweighted [mean]
+    server_optimizer: Literal['none', 'momentum', 'adam', 'yogi', 'adagrad'] = ...,  # where the server averages: its step, with the change of the average as gradient (FedAvgM, FedOpt) [none]
+    server_lr: float | None = ...,  # eta of the server optimizer (none: 1 for momentum, else 0.01) [None]
+    server_betas: tuple[float, float] = ...,  # beta_1 (momentum) and beta_2 of it [0.9/0.99]
+    server_tau: float = ...,  # tau of it: how little it adapts to coordinates [0.001]
+    trim: float | None = ...,  # trimmed_mean: share of values left out at either end (none: 0.2) [None]
+    clip_updates: float | None = ...,  # scale updates that are larger than this many times the usual size down to it [None]
+    eval_every: int = ...,  # rounds between evaluations [1]
+    early_stopping: int | None = ...,  # end the run after so many rounds without a better metric on validation data [None]
+    min_delta: float = ...,  # early_stopping: how much better it must be, in the metric's unit [0.0]
+    eval_clients: int | None = ...,  # evaluate a fixed random sample of so many clients, not all [None]
+    holdout_clients: float = ...,  # share (or number, from 1 on) of the clients kept out of training [0.0]
+    join_rounds: int = ...,  # rounds in which a held-out client takes part to be counted as joined [1]
+    dtype: Literal['float32', 'float64', 'tf32', 'bf16'] = ...,  # precision; tf32 and bf16: parameters in float32, products in lower precision, faster on a GPU [float32]
+    device: str = ...,  # auto, cpu, cuda or cuda:N [auto]
+    deterministic: bool = ...,  # on a GPU, use only algorithms that give the same bits every time [False]
+    engine: Literal['vectorized', 'reference'] = ...,  # vectorized: as plan says; reference: one client after another, untraced, to check others against [vectorized]
+    plan: Literal['auto', 'stacked', 'stacked-eager', 'per-client'] = ...,  # auto (fastest by timing), stacked, stacked-eager (without traced graphs) or per-client [auto]
+    keep: Literal['best', 'last', 'none'] = ...,  # models of the clients that are kept: of the round that is best on validation data and of the last, of the last only, or none [best]
+    store: Literal['auto', 'memory', 'disk'] = ...,  # where the clients' private state is kept [auto]
+    checkpoint_every: int | None = ...,  # rounds between checkpoints; none: by time, at most 5 % of the run [None]
+    **settings: Any,  # of the method, the data set, the partition or the model
+) -> list[dict[str, Any]]:
     ...
 
 def run(

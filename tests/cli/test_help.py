@@ -101,7 +101,9 @@ def test_commands_are_listed_in_the_order_of_work_with_a_whole_sentence(monkeypa
     monkeypatch.setenv("COLUMNS", "80")
     lines = help_of(monkeypatch, capsys).partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
     names = [line.split()[0] for line in lines]
-    assert names == ["run", "compare", "sweep", "reproduce", "predict", "evaluate", "export", "check", "list", "data"]
+    assert names == [
+        "run", "compare", "sweep", "costs", "reproduce", "predict", "evaluate", "export", "check", "list", "data",
+    ]  # fmt: skip
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 
@@ -184,7 +186,7 @@ def complete(*words, shell="bash"):
 COMPLETED = {
     "commands": (
         ("",),
-        ["run", "compare", "sweep", "reproduce", "predict", "evaluate", "export", "check", "list", "data"],
+        ["run", "compare", "sweep", "costs", "reproduce", "predict", "evaluate", "export", "check", "list", "data"],
     ),
     "commands below": (("data", ""), ["check", "show", "download"]),
     "options": (("run", "--dt"), ["--dtype"]),
@@ -192,6 +194,7 @@ COMPLETED = {
     "a further method": (("compare", "fedavg", "d"), ["dap-fl", "ditto"]),
     "after settings": (("compare", "ditto:lam=0.5", "--rounds", "3", "fedre"), ["fedrecon", "fedrep"]),
     "a method to sweep": (("sweep", "dit"), ["ditto"]),
+    "a method to count": (("costs", "fedavg", "dit"), ["ditto"]),
     "a method to check": (("check", "sca"), ["scaffold"]),
     "a data set": (("run", "--dataset", "f"), ["femnist", "fmnist"]),
     "a download": (("data", "download", "cifar"), ["cifar10", "cifar100"]),

@@ -230,6 +230,8 @@ def test_a_current_folder_that_was_removed_gets_one_sentence(tmp_path, monkeypat
 INTERRUPTED = """
 import os, signal, sys
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == MODULE:

@@ -57,8 +57,6 @@ def run_with_kills(command, folder, places) -> int:
     ("method", "engine", "store"),
     [
         ("fedrep", "vectorized", "disk"),
-        ("ditto", "vectorized", "memory"),
-        ("ditto", "reference", "disk"),
         ("scaffold", "reference", "memory"),
     ],
 )

@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+from helpers import run_cli
 from sentences import user_error
 
 import fedloom
@@ -27,7 +28,7 @@ def by_cell(found):
 
 def test_a_table_has_the_papers_numbers_beside_the_measured_ones(page):
     rows = by_cell(page)
-    assert len(rows) == len(page.rows) == 13 * 2
+    assert len(rows) == len(page.rows) == 13 * 2 + 2
     row = rows["FedAvg", "acc_local"]
     runs = [fedloom.load(page.folder / "synthetic" / "runs" / "fedavg" / f"seed-{seed}") for seed in (0, 1)]
     ours = [np.mean([r["post_acc_mean"] for r in run.rounds[: _settled(run)]]) for run in runs]
@@ -144,4 +145,41 @@ def test_the_trailing_mean_is_over_ten_rounds_whatever_is_evaluated():
 
 def test_every_table_of_an_experiment_has_rows_for_all_methods(page):
     experiment = find_experiment("PAGE-T1")
-    assert {row["method"] for row in page.rows} == {method.label for method in experiment.methods}
+    labels = {method.label for method in experiment.methods}
+    assert {row["method"] for row in page.rows} == {*labels, "PAGE_vs_worst_baseline"}
+
+
+@pytest.mark.parametrize("name", ["synthetic", "cifar100", "tiny", "shakespeare"])
+def test_the_gain_over_the_worst_baseline_follows_from_the_rows_of_a_task(name):
+    """From the paper's own accuracies follow the gains that it prints."""
+    experiment = find_experiment("PAGE-T1")
+    (task,) = (task for task in experiment.tasks if task.name == name)
+    rows = [
+        module._row(experiment, task, method.label, metric, experiment.number(task, method, metric))
+        for method in experiment.methods
+        for metric in experiment.metrics
+    ]
+    rows = [row | {"ours": row["paper"], "seeds": 1} for row in rows]
+    gains = list(module._improvement(experiment, task, rows))
+    assert [row["metric"] for row in gains] == ["improvement_rel_pct_global", "improvement_rel_pct_local"]
+    for row in gains:
+        assert row["paper"] > 5
+        assert row["difference"] == pytest.approx(0, abs=0.006)
+    unfinished = [row | {"ours": None} if row["method"] == "Ditto" else row for row in rows]
+    assert {row["state"] for row in module._improvement(experiment, task, unfinished)} == {"not run"}
+
+
+def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(tmp_path, monkeypatch, capsys):
+    command = ["reproduce", "PAGE-T1", "--task", "synthetic", "--algorithms", "FedAvg", "--seeds", "1"]
+    command += ["--rounds", "3", "--set", "clients=3", "--set", "local_epochs=1", "--plan", "stacked-eager"]
+    command += ["--out", str(tmp_path / "page")]
+
+    def interrupted(*args, **named):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "execute_group", interrupted)
+        code, _, err = run_cli(patch, capsys, *command)
+    assert (code, "The same command continues" in err) == (130, True)
+    code, out, _ = run_cli(monkeypatch, capsys, *command)
+    assert (code, "3 of 1000 rounds" in out) == (0, True)

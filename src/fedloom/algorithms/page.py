@@ -8,18 +8,19 @@ Step numbers are those of docs/methods/page.md, equation numbers those of the pa
 """
 
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 import torch
 
-from fedloom.algorithms.parts.server_data import accuracies, mean_loss
+from fedloom.algorithms.parts.server_data import accuracies, did_not_diverge, scored_average
 from fedloom.algorithms.parts.tuned import Tuned
 from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, stream
 from fedloom.core.settings import setting
-from fedloom.core.tree import leaves, mean, tree_map, where
+from fedloom.core.tree import leaves, where
 
 
 @dataclass(frozen=True)
@@ -138,17 +139,10 @@ class PAGE(Tuned):
 
     def aggregate(self, task, server, up, info, t, key):
         signal = task.data.server_signal
-        valid = torch.stack([torch.isfinite(v).reshape(len(v), -1).all(1) for v in leaves(up["w"])]).all(0)
+        valid = did_not_diverge(up["w"])
         acc = torch.where(valid, accuracies(task, up["w"], signal), 0)
         s = server["s"].index_copy(0, info.id, acc)  # step 7; who did not reply keeps its entry
-        models = tree_map(lambda v: torch.where(valid.view(-1, *[1] * (v.dim() - 1)), v, 0), up["w"])
-
-        def average(p):  # step 10, of those that did not diverge, and its loss on D_CS
-            p = torch.where(valid, p, 0)
-            p = p / p.sum().clamp(min=1e-30)
-            w = where(valid.any(), mean(models, p), server["w"])
-            return {"p": p, "w": w, "loss": mean_loss(task, w, signal)}
-
+        average = partial(scored_average, task, up["w"], valid=valid, otherwise=server["w"], rows=signal)  # step 10
         equal = average(torch.ones_like(acc))
         agent, chosen = {}, equal
         if self.tune_p:
@@ -168,11 +162,12 @@ class PAGE(Tuned):
         return {**new, "agent": self.server_agent(task).rewarded(agent, r)} if self.tune_p else new
 
     def server_agent_reward(self, chosen, equal, up, valid):
-        """Step 11."""
+        """Step 11; without an agent nothing is relative, as weights are equal."""
         if self.server_reward == "weighted_local":
             return self.reward(self.s_w, torch.where(valid, chosen["p"] * up["f"], 0).sum(), valid.any())
         r = self.reward(self.s_w, chosen["loss"], valid.any())
-        return r - self.reward(self.s_w, equal["loss"], valid.any()) if self.server_reward == "relative" else r
+        relative = self.server_reward == "relative" and self.tune_p
+        return r - self.reward(self.s_w, equal["loss"], valid.any()) if relative else r
 
     def weights(self, u):
         """Step 9: p_i from an action in [-1, 1]^N."""

@@ -9,11 +9,10 @@ from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 
 from fedloom.algorithms.fedavg import FedAvg
-from fedloom.algorithms.parts import adam, dense
+from fedloom.algorithms.parts import adam, approach, dense
 from fedloom.algorithms.parts.distances import DISTANCES, batch_mean, contrast, kl
 from fedloom.algorithms.parts.private_hypernetwork import PrivateHypernetwork
 from fedloom.core.algorithm import Phase, Slot
@@ -22,8 +21,6 @@ from fedloom.core.errors import UserError
 from fedloom.core.settings import setting
 from fedloom.core.task import clip_norm
 from fedloom.core.tree import axpy, norm, where
-
-LINE = range(-12, 9)  # powers of two, times eta_hn, that the line search tries
 
 
 @dataclass(frozen=True)
@@ -128,51 +125,33 @@ class PFedKT(FedAvg):
         theta = self.hypernetwork.generate(task, varphi, down)
         return {**work, "varphi": varphi, "adam": moments, "omega": omega._replace(params=theta)}
 
-    # -- the hypernetwork absorbs the trained model: Eq. (1) -----------------------------------------------------------
+    # -- the hypernetwork approaches the trained model: Eq. (1) --------------------------------------------------------
     # Delta = theta0 - omega; Eq. (8) has it the other way round, which leads away from omega
 
-    def half_gap(self, task, omega, down):
+    def gap(self, task, omega, down):
         """||theta0 - omega||^2 / 2 as a function of varphi; its gradient is J^T Delta."""
         return lambda varphi: self.hypernetwork.half_gap(task, varphi, omega, down)
 
     def begin_fit(self, task, work, down, info):
-        """Adam goes on from the best step along the gradient, with steps as large as theta0 is wrong, relatively."""
-        omega = work["omega"].params
-        size = norm(self.hypernetwork.generate(task, work["varphi"], down)) + 1e-12
-        nearest = self.best_step(task, work["varphi"], omega, down)
-        lr = self.eta_hn * torch.sqrt(2 * nearest["gap"]) / size
-        return {
-            **work,
-            "varphi": nearest["varphi"],
-            "nearest": nearest,
-            "lr": lr,
-            "adam": adam.start_tree(work["varphi"]),
-        }
+        omega, varphi = work["omega"].params, work["varphi"]
+        size = norm(self.hypernetwork.generate(task, varphi, down))
+        return {**work, **approach.begin(self.gap(task, omega, down), varphi, self.eta_hn, size)}
 
     def fit(self, task, work, batch, down, info):
-        """A step of Adam towards omega, with a step size that falls to 0."""
-        f = self.half_gap(task, work["omega"].params, down)
-        g, _ = grad(lambda varphi: (f(varphi), {}), work["varphi"])
-        lr = work["lr"] * (1 - batch.k / self.hn_steps)
-        varphi, moments = adam.step_tree(work["varphi"], g, work["adam"], batch.k + 1, lr)
-        nearest = nearer(work["nearest"], {"varphi": varphi, "gap": f(varphi)})
-        return {**work, "varphi": varphi, "adam": moments, "nearest": nearest}
+        """A step of Adam towards omega."""
+        f = self.gap(task, work["omega"].params, down)
+        return {**work, **approach.adam_step(f, work, batch.k, self.hn_steps)}
 
-    def best_step(self, task, varphi, omega, down):
-        """Of steps along the gradient, eta_HN times powers of two, the one that leads nearest to omega."""
-        f = self.half_gap(task, omega, down)
-        g, _ = grad(lambda varphi: (f(varphi), {}), varphi)
-        nearest = {"varphi": varphi, "gap": f(varphi)}
-        for power in LINE:
-            tried = axpy(-self.eta_hn * 2.0**power, g, varphi)
-            nearest = nearer(nearest, {"varphi": tried, "gap": f(tried)})
-        return nearest
-
-    def paper_step(self, task, varphi, omega, down):
-        """One step along the gradient, clipped."""
-        f = self.half_gap(task, omega, down)
-        g, _ = grad(lambda varphi: (f(varphi), {}), varphi)
-        return axpy(-self.eta_hn, clip_norm(g, self.hn_clip), varphi)
+    def learnt(self, task, work, state, down):
+        """The hypernetwork after the round."""
+        if self.hn_update == "fit":
+            return work["nearest"]["varphi"]
+        if self.hn_update == "end_to_end":
+            return work["varphi"]
+        f = self.gap(task, work["omega"].params, down)
+        if self.hn_update == "line":
+            return approach.best_step(f, state["varphi"], self.eta_hn)["varphi"]
+        return approach.clipped_step(f, state["varphi"], self.eta_hn, self.hn_clip)
 
     # -- the contrastive loss ------------------------------------------------------------------------------------------
 
@@ -205,25 +184,9 @@ class PFedKT(FedAvg):
             kept["varphi"] = self.learnt(task, work, state, down)
         return kept, {"w": omega}
 
-    def learnt(self, task, work, state, down):
-        """The hypernetwork after the round."""
-        varphi, omega = state["varphi"], work["omega"].params
-        if self.hn_update == "fit":
-            return work["nearest"]["varphi"]
-        if self.hn_update == "end_to_end":
-            return work["varphi"]
-        if self.hn_update == "line":
-            return self.best_step(task, varphi, omega, down)["varphi"]
-        return self.paper_step(task, varphi, omega, down)
-
     def model(self, task, work, down, info):
         omega = work["omega"]  # a client that never trained uses the global model
         return omega._replace(params=where(info.first, down["w"], omega.params))
-
-
-def nearer(a, b):
-    """The hypernetwork that leaves the smaller gap."""
-    return where(b["gap"] < a["gap"], b, a)
 
 
 def one_sample(n, draw):

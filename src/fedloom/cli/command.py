@@ -177,7 +177,7 @@ def _as_setting(name: str, value: str, command: str) -> str | None:
         section: [other for other in REGISTRIES[section].names() if name in fields(REGISTRIES[section][other])]
         for section in sections or REGISTRIES
     }
-    if command == "fedloom compare" and owners["algorithm"]:
+    if command in ("fedloom compare", "fedloom costs") and owners["algorithm"]:
         return f"settings of a method are given with it, as in '{owners['algorithm'][0]}:{name}={value}'"
     found = " or ".join(f"a {NOUNS[section]}" for section, having in owners.items() if having)
     return f"settings of {found} are given as '--set {name}={value}'" if found else None

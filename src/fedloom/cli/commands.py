@@ -33,6 +33,9 @@ app = typer.Typer(
 )
 RESUMABLE = ("config.yaml", "compare.yaml", "sweep.yaml")  # a folder with one of these can be resumed
 REPRODUCTION = ("rounds", "data_dir", "eval_clients", "device", "dtype", "plan", "store", "keep")  # its settings
+COSTS = (  # settings that costs depend on
+    "dataset", "partition", "model", "clients", "data_dir", "rounds", "participation", "local_epochs", "batch_size",
+)  # fmt: skip
 KINDS = ("algorithms", "datasets", "models", "partitions", "presets", "settings")
 
 Out = Annotated[
@@ -264,6 +267,37 @@ def sweep(
 @app.command(
     cls=Command,
     epilog=examples(
+        "fedloom costs",
+        "fedloom costs fedavg fedrep pfedkt:hn_update=step --model cnn8",
+        "fedloom costs page --rounds 1000 --set server_share=0.2",
+        docs="docs/costs.md",
+    ),
+)
+@with_settings(*COSTS)
+def costs(
+    config: ConfigDict,
+    methods: Annotated[
+        list[str] | None,
+        _method_argument("methods, with settings where they differ: ditto:personal_epochs=3 [all]", "METHOD..."),
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Count the bytes, operations and state that methods need.
+
+    Nothing is trained but one step of each phase.
+    """
+    from fedloom.cli import display
+    from fedloom.config.resolve import describe
+    from fedloom.studies.costs import configurations, cost_rows
+
+    begin(verbose)
+    configs = configurations(methods, config)
+    display.print_costs(out, cost_rows(configs), describe(configs[0]))
+
+
+@app.command(
+    cls=Command,
+    epilog=examples(
         "fedloom reproduce",
         "fedloom reproduce GPFL-T1 --dataset fmnist --seeds 3",
         "fedloom reproduce PAGE-T1 --task synthetic --algorithms fedavg,page",
@@ -320,7 +354,7 @@ def reproduce(
     with display.round_progress(err) as callbacks:
         found = _interruptible(
             lambda: carry_out(selection, numbers, config, folder, [*callbacks, *trackers(tracker or [])]),
-            "reproduce", None,
+            "reproduce", folder,
         )  # fmt: skip
     display.print_reproduction(out, found)
 
@@ -434,7 +468,9 @@ def _interruptible(job: Any, command: str, folder: Path | None) -> Any:
         return job()
     except KeyboardInterrupt as stop:
         err.print(f"{str(stop).capitalize() or 'Stopped'}.", highlight=False)
-        if folder is not None and any((folder / name).exists() for name in RESUMABLE):
+        if command == "reproduce":
+            err.print(f"The same command continues; runs are in {folder}.", highlight=False, soft_wrap=True)
+        elif folder is not None and any((folder / name).exists() for name in RESUMABLE):
             err.print(f"Continue with: fedloom {command} --resume {folder}", highlight=False, soft_wrap=True)
         sys.exit(130)
 

@@ -28,6 +28,7 @@ from fedloom.report.leaderboard import (
     computation_rows,
     format_bytes,
     format_cell,
+    format_flops,
     format_number,
     format_value,
     main_rows,
@@ -37,8 +38,9 @@ from fedloom.report.leaderboard import (
     unseen_columns,
     unseen_rows,
 )
-from fedloom.report.reproduction import CAPTION, TEXT, by_task, shown_columns
 from fedloom.report.reproduction import COLUMNS as TITLES
+from fedloom.report.reproduction import TEXT, by_task, shown_columns
+from fedloom.report.reproduction import caption as reproduction_caption
 from fedloom.report.reproduction import cells as text_of
 from fedloom.studies.callbacks import Callback, TrainingRun
 
@@ -286,7 +288,9 @@ def print_reproduction(console: Console, found: Reproduction) -> None:
         if common:
             console.print(f"Runs: {common}.", style="dim", highlight=False, markup=False)
     measured = dict.fromkeys(f"{row['metric']}: {row['measured']}" for row in found.rows)
-    console.print(f"\n{'; '.join(measured)}. {CAPTION}\n", style="dim", highlight=False, markup=False)
+    console.print(
+        f"\n{'; '.join(measured)}. {reproduction_caption(found.rows)}\n", style="dim", highlight=False, markup=False
+    )
     console.print(
         f"As CSV, Markdown and LaTeX: {found.folder / found.experiment.id}.csv", highlight=False, soft_wrap=True
     )
@@ -348,6 +352,44 @@ def _print_computation(console: Console, board: list[dict[str, Any]]) -> None:
         console.print()
 
 
+def print_costs(console: Console, rows: list[dict[str, Any]], config: dict[str, Any]) -> None:
+    """Print what methods cost, as `fedloom.studies.costs.cost_rows` counts it."""
+    known = [row for row in rows if not row["problem"]]
+    one = known[0]
+    console.print(
+        f"[bold]{plural(len(known), 'method')}[/] on {dataset_label(config['dataset'])}: "
+        f"{_describe(config['partition'])}, {plural(one['cohort'], 'client')} in a round, {_describe(config['model'])}",
+        highlight=False,
+    )
+    console.print(
+        f"Model: {one['parameters']:,} parameters, {format_flops(one['flops_forward'])} for a sample\n", highlight=False
+    )
+    clients, servers = [], []
+    for row in known:
+        sent = (format_bytes(row[name]) for name in ("bytes_down", "bytes_up"))
+        computed = (format_number(row[name]) for name in ("gradients", "samples"))
+        state, method = format_bytes(row["client_bytes"]), row["method"] + "*" * (not row["exact"])
+        clients.append([method, *sent, *computed, format_flops(row["flops"]), state])
+        servers.append([row["method"], format_flops(row["server_flops"]), format_bytes(row["server_bytes"])])
+    for title, titles, cells in (
+        ("A client in a round", ("sent down", "sent up", "gradients", "samples", "FLOPs", "state"), clients),
+        ("The server in a round", ("FLOPs", "state"), servers),
+    ):
+        print_table(console, [Column("method"), *(number_column(name) for name in titles)], cells, title)
+    caption = COSTS_CAPTION if all(row["exact"] for row in known) else f"{COSTS_CAPTION} {CHOSEN_EPOCHS}"
+    console.print(f"{caption}\n", style="dim", highlight=False, markup=False)
+    for row in rows:
+        if row["problem"]:
+            console.print(f"{row['method']} has no costs here: {row['problem']}", highlight=False, markup=False)
+
+
+COSTS_CAPTION = (
+    "FLOPs are those of products, 2 for each multiply-add; elementwise operations and sums count as 0. State is what "
+    "is kept between rounds."
+)
+CHOSEN_EPOCHS = (
+    "*: the method chooses how many epochs it trains; local_epochs are counted, or one where it stops by a condition."
+)
 SHOWN_PREDICTIONS = 20
 
 

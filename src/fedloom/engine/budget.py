@@ -81,14 +81,21 @@ def step_costs(alg: Algorithm, task: Task, cohort: Cohort, population: Task | No
 
 @torch.no_grad()
 def expected_computation(alg: Algorithm, task: Task, cohort: Cohort) -> Computation:
-    """What a client of the task computes in a round, before any training. Epochs that the method chooses itself are
-    taken to be as many as the task has, and one where it stops by a condition."""
-    costs = step_costs(alg, task, cohort)
+    """What a client of the task computes in a round, before any training."""
+    visits, exact = expected_visits(alg, task)
+    gradients, samples = (visits * np.array(step_costs(alg, task, cohort)).reshape(-1, 2)).sum(0)
+    return Computation(float(gradients), float(samples), exact)
+
+
+def expected_visits(alg: Algorithm, task: Task) -> tuple[np.ndarray, bool]:
+    """Steps of a client in a round, and samples that it uses in them, on average over clients: (phases, 2). Epochs that
+    the method chooses itself are taken to be as many as the task has, and one where it stops by a condition; whether
+    there are none of these."""
     ids = np.unique(np.linspace(0, task.clients - 1, MOST_CLIENTS).astype(np.int64))
-    total, exact = np.zeros(2), True
-    for phase, cost in zip(alg.phases(task), costs, strict=True):
+    visits, exact = [], True
+    for phase in alg.phases(task):
         exact = exact and isinstance(phase.epochs, int) and phase.until is None
         epochs = 1 if phase.until is not None else phase.epochs if isinstance(phase.epochs, int) else task.epochs
         schedule = batching.build(task, phase, 0, ids, 0, np.full(len(ids), epochs))
-        total += schedule.visits().mean(0) * cost
-    return Computation(float(total[0]), float(total[1]), exact)
+        visits.append(schedule.visits().mean(0))
+    return np.array(visits).reshape(-1, 2), exact

@@ -48,9 +48,11 @@ class Experiment:
     about: str
     paper: str
     table: str
-    metrics: Mapping[str, str]  # the paper's metric, and how it is measured (see `studies.protocols`)
+    metrics: Mapping[str, str]  # the paper's metric, and how it is measured (`studies.protocols`, `.cost_metrics`)
     tasks: tuple[PaperTask, ...]
     methods: tuple[PaperMethod, ...]
+    improvement: Mapping[str, str]  # a metric, and that of the paper's method relative to the worst baseline
+    costs: bool  # nothing is trained: what methods cost is counted, or timed
     needs: str  # what this version of FedLoom lacks for it; "" if it can be run
 
     def number(self, task: PaperTask, method: PaperMethod, metric: str) -> Number | None:
@@ -96,7 +98,6 @@ def _experiment(id_: str, entry: ConfigDict, common: ConfigDict) -> Experiment:
     for item in entry.get("metrics", []):
         metrics |= item if isinstance(item, dict) else {item: item}
     shared = common, entry.get("settings", {})
-    needs = entry.get("needs", "") or ("a count of operations and bytes" if entry.get("kind") == "costs" else "")
     return Experiment(
         id_,
         entry["about"],
@@ -105,7 +106,9 @@ def _experiment(id_: str, entry: ConfigDict, common: ConfigDict) -> Experiment:
         metrics,
         tuple(_task(name, task, shared) for name, task in entry.get("tasks", {}).items()),
         tuple(_method(label, method) for label, method in entry.get("methods", {}).items()),
-        needs,
+        entry.get("improvement", {}),
+        entry.get("kind") == "costs",
+        entry.get("needs", ""),
     )
 
 

@@ -171,11 +171,20 @@ def format_number(value: float) -> str:
 
 def format_bytes(count: float) -> str:
     """A number of bytes with a decimal unit, such as "1.23 MB"."""
-    units = ("B", "kB", "MB", "GB", "TB")
-    unit = 0
-    while count >= 999.5 and unit < len(units) - 1:
-        count, unit = count / 1000, unit + 1
-    return f"{format_number(count)} {units[unit]}"
+    return _in_units(count, "B")
+
+
+def format_flops(count: float) -> str:
+    """A number of floating-point operations, such as "1.23 MFLOP"."""
+    return _in_units(count, "FLOP")
+
+
+def _in_units(count: float, unit: str) -> str:
+    prefixes = ("", "k", "M", "G", "T")
+    at = 0
+    while count >= 999.5 and at < len(prefixes) - 1:
+        count, at = count / 1000, at + 1
+    return f"{format_number(count)} {prefixes[at]}{unit}"
 
 
 def to_csv(board: Sequence[Row]) -> str:

@@ -27,6 +27,16 @@ CAPTION = (
     "same metric in the round that is best on validation data, and in the last one. A number in brackets contradicts "
     "others of the paper, or is damaged, so it is no target."
 )
+COSTS_CAPTION = "ours: counted, or timed on this machine, without training. A number in brackets is no target."
+FORMATS = {  # of numbers that are not in percent
+    "convergence_round": ".0f", "params": ",.0f", "flops_forward": ",.0f", "clients": ",.0f", "storage_MB": ".4f",
+    "generation_cost_GB": ".4f", "ms_per_byte": ".2e",
+}  # fmt: skip
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """What the columns of a table are."""
+    return CAPTION if any(row["seeds"] for row in rows) else COSTS_CAPTION
 
 
 def remark(row: Row) -> str:
@@ -37,19 +47,19 @@ def remark(row: Row) -> str:
 
 def cells(row: Row) -> dict[str, str]:
     """The columns of a row as text."""
-    digits = 0 if row["metric"] == "convergence_round" else 2
-    paper = _number(row["paper"], digits)
+    form = FORMATS.get(row["metric"], ".2f")
+    paper = _number(row["paper"], form)
     if row["paper_std"] is not None:
         paper += f" ± {row['paper_std']:.2f}"
     return {
         "method": row["method"],
         "metric": row["metric"],
         "paper": f"[{paper}]" if row["unusable"] and paper else paper,
-        "ours": NOT_RUN if row["state"] == NOT_RUN else _number(row["ours"], digits),
-        "difference": "" if row["difference"] is None else f"{row['difference']:+.{digits}f}",
-        "se": _number(row["se"], digits),
-        "validation": _number(row["validation"], digits),
-        "last": _number(row["last"], digits),
+        "ours": NOT_RUN if row["state"] == NOT_RUN else _number(row["ours"], form),
+        "difference": "" if row["difference"] is None else f"{row['difference']:+{form}}",
+        "se": _number(row["se"], form),
+        "validation": _number(row["validation"], form),
+        "last": _number(row["last"], form),
         "remark": remark(row),
     }
 
@@ -98,7 +108,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
             text = cells(row)
             lines.append("| " + " | ".join(text[name].replace("|", "\\|") for name in columns) + " |")
         parts.append("\n".join(lines))
-    return "\n\n".join([*parts, CAPTION]) + "\n"
+    return "\n\n".join([*parts, caption(rows)]) + "\n"
 
 
 def to_latex(rows: Sequence[Row]) -> str:
@@ -106,7 +116,8 @@ def to_latex(rows: Sequence[Row]) -> str:
     parts = []
     for task, some, common in by_task(rows):
         columns = [name for name in shown_columns(some) if name != "remark"]
-        about = f"{some[0]['experiment']}, {task}: {_measured(some)}.{f' Runs: {common}.' if common else ''} {CAPTION}"
+        runs = f" Runs: {common}." if common else ""
+        about = f"{some[0]['experiment']}, {task}: {_measured(some)}.{runs} {caption(rows)}"
         layout = "".join("l" if name in TEXT else "r" for name in columns)
         lines = ["\\begin{table}", "\\centering", f"\\caption{{{escape(about)}}}", f"\\begin{{tabular}}{{{layout}}}"]
         lines += ["\\toprule", " & ".join(escape(COLUMNS[name]) for name in columns) + " \\\\", "\\midrule"]
@@ -121,5 +132,5 @@ def _measured(rows: Sequence[Row]) -> str:
     return "; ".join(dict.fromkeys(f"{row['metric']}: {row['measured']}" for row in rows))
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"

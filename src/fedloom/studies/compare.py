@@ -149,19 +149,26 @@ def compare(
     ['fedavg', 'fedrep', 'local', 'majority']
     """
     refuse_seed(settings, "comparison")
-    configs = []
-    for method in [methods] if isinstance(methods, str | Algorithm | type) else methods:
-        section = parse_method(method) if isinstance(method, str) else {"name": method}
-        of_method = {f"algorithm.{key}": value for key, value in section.items() if key != "name"}
-        configs.append(from_keywords(section["name"], dataset, {**settings, **of_method}))
     return carry_out(
-        configs,
+        configure_methods(methods, dataset, settings),
         parse_seeds(seeds),
         out=out,
         resume=resume,
         equal_budget=equal_budget,
         callbacks=with_progress(callbacks),
     )
+
+
+def configure_methods(
+    methods: Iterable[AlgorithmLike] | AlgorithmLike, dataset: DatasetLike, settings: dict[str, Any]
+) -> list[Config]:
+    """One configuration per method, from keyword arguments."""
+    configs = []
+    for method in [methods] if isinstance(methods, str | Algorithm | type) else methods:
+        section = parse_method(method) if isinstance(method, str) else {"name": method}
+        of_method = {f"algorithm.{key}": value for key, value in section.items() if key != "name"}
+        configs.append(from_keywords(section["name"], dataset, {**settings, **of_method}))
+    return configs
 
 
 def configurations(methods: Iterable[str], config: Mapping[str, Any]) -> list[Config]:

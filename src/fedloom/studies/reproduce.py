@@ -14,12 +14,14 @@ from fedloom.config.files import ConfigDict
 from fedloom.config.resolve import Config, combine, describe, flat, resolve
 from fedloom.core.errors import UserError, check_path, unknown
 from fedloom.papers.catalog import Experiment, PaperMethod, PaperTask, runnable
+from fedloom.papers.numbers import Number, find_number
 from fedloom.report.reproduction import NOT_RUN, to_csv, to_latex, to_markdown
 from fedloom.runs.directory import RunDirectory
-from fedloom.storage.files import text_writer, write_file
+from fedloom.storage.files import make_folder, text_writer, write_file
 from fedloom.studies.build import make_data, make_task
 from fedloom.studies.callbacks import Callback, checked
 from fedloom.studies.compare import parse_method, same_division
+from fedloom.studies.cost_metrics import COST_METRICS
 from fedloom.studies.execute import execute_group
 from fedloom.studies.frames import data_frame
 from fedloom.studies.notebook import with_progress
@@ -61,7 +63,8 @@ def reproduce(
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Reproduction:
-    """Carry out the runs of a paper's table that are not done yet, and show them beside the paper's numbers.
+    """Carry out the runs of a paper's table that are not done yet, and show them beside the paper's numbers. Tables of
+    costs need no runs.
 
     Args:
         experiment: its id, such as "GPFL-T1", see `fedloom reproduce` without arguments.
@@ -136,12 +139,27 @@ def carry_out(
     out: Path,
     callbacks: Sequence[Callback] = (),
 ) -> Reproduction:
-    """Carry out all runs that are not done yet, task by task and method by method with all seeds stacked, and make the
-    table of all runs that are in the folder."""
+    """Carry out all runs that are not done yet, and make the table of all runs that are in the folder. Where costs are
+    counted, there are no runs."""
     refuse_seed(settings, "reproduction")
     checked(callbacks)
     check_path(out)
     experiment = selection.experiment
+    if experiment.costs:
+        found = Reproduction(experiment, list(_counted(selection, settings)), out)
+    else:
+        found = load_reproduction(experiment, out, _train(selection, seeds, settings, out, callbacks))
+    make_folder(out)
+    for suffix, write in TABLES.items():
+        write_file(out / f"{experiment.id}.{suffix}", text_writer(write(found.rows)))
+    return found
+
+
+def _train(
+    selection: Selection, seeds: Sequence[int], settings: ConfigDict, out: Path, callbacks: Sequence[Callback]
+) -> dict[tuple[str, str], str]:
+    """Carry out runs, task by task and method by method with all seeds stacked. Returns, by names of task and method,
+    why a method does not fit a task."""
     plans = {
         task.name: {row.method: configuration(task, row, settings) for row in selection.methods}
         for task in selection.tasks
@@ -173,10 +191,23 @@ def carry_out(
             )
     if refused and len(refused) == total:
         raise UserError(next(iter(refused.values())))
-    found = load_reproduction(experiment, out, refused)
-    for suffix, write in TABLES.items():
-        write_file(out / f"{experiment.id}.{suffix}", text_writer(write(found.rows)))
-    return found
+    return refused
+
+
+def _counted(selection: Selection, settings: ConfigDict) -> Iterator[Row]:
+    """The rows of an experiment about costs, one per task, method and metric."""
+    experiment = selection.experiment
+    for task in selection.tasks:
+        for method in selection.methods:
+            config = configuration(task, method, settings)
+            for metric, how in experiment.metrics.items():
+                found = COST_METRICS[how]
+                row = _row(experiment, task, method.label, metric, experiment.number(task, method, metric))
+                ours = found.measure(config, method.label)
+                if ours is not None:
+                    state = "; ".join(_differing(task, method, describe(config)))
+                    unusable = row["unusable"] or found.unusable
+                    yield row | _beside(row, ours) | {"measured": found.about, "unusable": unusable, "state": state}
 
 
 def load_reproduction(
@@ -187,8 +218,11 @@ def load_reproduction(
     for task in experiment.tasks:
         runs = {row.method: list(_runs(out, task, row.method)) for row in experiment.methods}
         if any(runs.values()):
+            of_task: list[Row] = []
             for row in experiment.methods:
-                rows += _rows(experiment, task, row, runs[row.method], (refused or {}).get((task.name, row.method), ""))
+                why = (refused or {}).get((task.name, row.method), "")
+                of_task += _rows(experiment, task, row, runs[row.method], why)
+            rows += [*of_task, *_improvement(experiment, task, of_task)]
     return Reproduction(experiment, rows, out)
 
 
@@ -214,22 +248,36 @@ def _runs(out: Path, task: PaperTask, method: str) -> Iterator[Result]:
             yield load_run(folder)
 
 
+def _row(experiment: Experiment, task: PaperTask, label: str, metric: str, number: Number | None) -> Row:
+    """A row without what is measured."""
+    return {
+        "experiment": experiment.id,
+        "task": task.name,
+        "method": label,
+        "metric": metric,
+        "measured": "",
+        "paper": None if number is None else number.value,
+        "paper_std": None if number is None else number.std,
+        "unusable": "" if number is None else number.unusable,
+        "notes": "" if number is None else number.notes,
+        **dict.fromkeys(("ours", "se", "difference", "validation", "last")),
+        "seeds": 0,
+        "state": "",
+    }
+
+
+def _beside(row: Row, ours: float) -> Row:
+    """What is measured beside a row's number of the paper."""
+    return {"ours": ours, "difference": None if row["paper"] is None else ours - row["paper"]}
+
+
 def _rows(experiment: Experiment, task: PaperTask, method: PaperMethod, runs: list[Result], refused: str) -> list[Row]:
     """The rows of a method on a task, one per metric."""
     rows = []
     for metric, how in experiment.metrics.items():
-        number = experiment.number(task, method, metric)
-        row: Row = {
-            "experiment": experiment.id,
-            "task": task.name,
-            "method": method.label,
-            "metric": metric,
+        row = _row(experiment, task, method.label, metric, experiment.number(task, method, metric))
+        row |= {
             "measured": find_protocol(how).about,
-            "paper": None if number is None else number.value,
-            "paper_std": None if number is None else number.std,
-            "unusable": "" if number is None else number.unusable,
-            "notes": "" if number is None else number.notes,
-            **dict.fromkeys(("ours", "se", "difference", "validation", "last")),
             "seeds": len(runs),
             "state": refused or ("" if runs else NOT_RUN),
         }
@@ -237,27 +285,46 @@ def _rows(experiment: Experiment, task: PaperTask, method: PaperMethod, runs: li
         if found:
             ours = [one.paper for one in found]
             row |= {
-                "ours": float(np.mean(ours)),
+                **_beside(row, float(np.mean(ours))),
                 "se": float(np.std(ours, ddof=1) / math.sqrt(len(ours))) if len(ours) > 1 else None,
                 "validation": float(np.mean([one.validation for one in found])),
                 "last": float(np.mean([one.last for one in found])),
                 "state": "; ".join(changes(task, method, runs[0])),
             }
-            if row["paper"] is not None:
-                row["difference"] = row["ours"] - row["paper"]
         elif runs:
             row["state"] = "the method has no such model"
         rows.append(row)
     return rows
 
 
+def _improvement(experiment: Experiment, task: PaperTask, rows: Sequence[Row]) -> Iterator[Row]:
+    """How much better the paper's method is than the worst of those that it is compared with, in percent of that."""
+    label = f"{experiment.paper}_vs_worst_baseline"
+    for metric, name in experiment.improvement.items():
+        number = find_number(experiment.paper, experiment.table, task.dataset, task.setting, label, name)
+        of_metric = [row for row in rows if row["metric"] == metric and row["paper"] is not None]
+        best = next(row for row in of_metric if row["method"] == experiment.paper)
+        others = [row for row in of_metric if row is not best]
+        row = _row(experiment, task, label, name, number)
+        row |= {"measured": f"{experiment.paper} relative to the worst baseline, in percent", "state": NOT_RUN}
+        if best["ours"] is not None and all(other["ours"] is not None for other in others):
+            gain = 100 * (best["ours"] / min(other["ours"] for other in others) - 1)
+            row |= {**_beside(row, gain), "seeds": best["seeds"], "state": best["state"]}
+        yield row
+
+
 def changes(task: PaperTask, method: PaperMethod, run: Result) -> list[str]:
     """How a run differs from the paper's, such as "100 of 500 rounds"."""
-    paper, mine = flat(describe(configuration(task, method, {}))), flat(run.config)
-    found = [f"{run.last()['round']} of {paper['rounds']} rounds"] if run.last()["round"] != paper["rounds"] else []
+    done, rounds = run.last()["round"], configuration(task, method, {}).settings.rounds
+    return [f"{done} of {rounds} rounds"] * (done != rounds) + _differing(task, method, run.config)
+
+
+def _differing(task: PaperTask, method: PaperMethod, config: ConfigDict) -> list[str]:
+    """The settings in which a configuration differs from the paper's."""
+    paper, mine = flat(describe(configuration(task, method, {}))), flat(config)
     skipped = {*INCIDENTAL, "rounds", "data_dir", "dataset.data_dir", "head"}
     differing = [key for key in paper if key not in skipped and key in mine and mine[key] != paper[key]]
-    return found + [f"{key}={_written(mine[key])} (paper {_written(paper[key])})" for key in differing]
+    return [f"{key}={_written(mine[key])} (paper {_written(paper[key])})" for key in differing]
 
 
 def _written(value: Any) -> str:

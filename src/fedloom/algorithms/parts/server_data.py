@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.core.autodiff import vmap
 from fedloom.core.task import Task
-from fedloom.core.tree import Params, Tree, leaves, take
+from fedloom.core.tree import Params, Tree, leaves, mean, take, tree_map, where
 
 SAMPLES = 512  # at once
 ROWS = 1 << 12  # samples times models at once: memory must not grow with the number of clients
@@ -41,6 +41,21 @@ def mean_loss(task: Task, w: Params, rows: Tensor) -> Tensor:
         everyone = torch.ones(len(y), dtype=task.dtype, device=y.device)
         total = total + task.score(_logits(task, w, x), y, everyone).sum(0)
     return total[1] / total[2]
+
+
+def did_not_diverge(models: Tree) -> Tensor:
+    """For each of the stacked models: True if all its parameters are finite."""
+    return torch.stack([torch.isfinite(v).reshape(len(v), -1).all(1) for v in leaves(models)]).all(0)
+
+
+def scored_average(task: Task, models: Tree, weights: Tensor, valid: Tensor, otherwise: Params, rows: Tensor) -> Tree:
+    """The weighted mean `w` of the stacked models that are valid (`otherwise` if none is), with the weights `p` that
+    they have in it, and its mean loss on the given rows."""
+    p = torch.where(valid, weights, 0)
+    p = p / p.sum().clamp(min=1e-30)
+    finite = tree_map(lambda v: torch.where(valid.view(-1, *[1] * (v.dim() - 1)), v, 0), models)
+    w = where(valid.any(), mean(finite, p), otherwise)
+    return {"p": p, "w": w, "loss": mean_loss(task, w, rows)}
 
 
 def _logits(task: Task, w: Params, x: Tensor) -> Tensor:

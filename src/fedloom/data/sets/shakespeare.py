@@ -55,6 +55,7 @@ class Shakespeare(Dataset):
         ),
     )
     usual = {"lr": 1.0, "rounds": 50}
+    has_server_data = True
 
     windows: int | None = setting(7000, "consecutive windows of a role that are divided [none: all]", low=2)
     server_windows: int = setting(1000, "windows behind them that go to the server", low=0)
