@@ -2,6 +2,12 @@
 
 import gc
 import logging
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch does, too
 
 # pytest attaches handlers to loggers that do not propagate, and where this one has a handler, torch formats a traceback
 # of every fake tensor

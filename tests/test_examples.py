@@ -76,6 +76,7 @@ PLACEHOLDERS = {  # (word before it, placeholder) -> what a reader may put there
     ("--model", "NAME"): "mlp",
     ("--models", "MODEL"): "mlp",
     ("--data-dir", "FOLDER"): ".",
+    ("--dtype", "tf32"): "float32",  # on a CPU
     ("check", "PATH"): "patients.csv",
     ("run", "package.module:Class"): "fedloom.algorithms.ditto:Ditto",
 }

@@ -1,6 +1,7 @@
 """The benchmarks run, and print the table that they promise."""
 
 import io
+import logging
 import runpy
 import subprocess
 import sys
@@ -29,7 +30,9 @@ def run(name: str, *options: str, code: int = 0) -> subprocess.CompletedProcess[
 
 
 def run_here(command: list[str]) -> subprocess.CompletedProcess[str]:
-    out, err, code, threads = io.StringIO(), io.StringIO(), 0, torch.get_num_threads()
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    log, threads = logging.getLogger("fedloom"), torch.get_num_threads()
+    level, disabled = log.level, logging.root.manager.disable
     known = {name: ALGORITHMS[name] for name in ALGORITHMS.names()}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", command)
@@ -41,6 +44,8 @@ def run_here(command: list[str]) -> subprocess.CompletedProcess[str]:
             code = int(stop.code or 0)
         finally:
             torch.set_num_threads(threads)
+            log.setLevel(level)
+            logging.disable(disabled)
     return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
 
 

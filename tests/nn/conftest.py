@@ -1,13 +1,9 @@
-"""Triton kernels run in Triton's interpreter where there is no GPU."""
+"""What tests of networks and kernels share. Where there is no GPU, Triton's interpreter runs the kernels."""
 
-import os
 from importlib import import_module
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton and the kernels are imported, which no test module does
 
 
 @pytest.fixture(scope="session")
