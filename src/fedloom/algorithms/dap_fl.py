@@ -24,6 +24,7 @@ class DapFL(Tuned):
     year = 2023
     shared = "model w"
     private = "agent that chooses eta_i and alpha_i"
+    uploads = {"w": "the trained model"}
     pre_is_global = True
     targets = ("classes", "labels")  # agents see accuracies
     averages = True

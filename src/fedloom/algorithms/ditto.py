@@ -18,6 +18,7 @@ class Ditto(Algorithm):
     year = 2021
     shared = "model w"
     private = "model v_i"
+    uploads = {"w": "the trained global model"}
     averages = True
 
     lam: float = setting(0.1, "lambda, strength of the pull towards w", low=0)

@@ -24,7 +24,8 @@ class FedALA(Algorithm):
     paper = "FedALA: Adaptive Local Aggregation for Personalized Federated Learning"
     year = 2023
     shared = "model w"
-    private = "model theta_i, weights A_i"
+    private = "weights A_i (and theta_i, its last model, as sent)"
+    uploads = {"w": "the trained model theta_i"}
     global_slot = "theta"
     averages = True
 

@@ -17,6 +17,7 @@ class FedAvg(Algorithm):
     year = 2017
     shared = "model w"
     private = "nothing"
+    uploads = {"w": "the trained model"}
     pre_is_global = True
     averages = True
 

@@ -18,6 +18,7 @@ class FedBABU(Algorithm):
     year = 2022
     shared = "body phi"
     private = "nothing"
+    uploads = {"phi": "the trained body"}
     needs_split = True
     averages = True
 

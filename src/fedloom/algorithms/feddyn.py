@@ -37,7 +37,7 @@ class FedDyn(FedAvg):
         """a_i"""
         if not self.adaptive:
             return self.alpha
-        return self.alpha * float(task.data.splits["train"].sizes.mean()) / info.n.to(task.dtype)
+        return self.alpha * task.data.mean_samples / info.n.to(task.dtype)
 
     def begin(self, task, down, state, info):
         return {"w": task.slot(down["w"]), "lam": state["lam"]}

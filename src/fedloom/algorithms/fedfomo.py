@@ -28,6 +28,10 @@ class FedFomo(Local):
     year = 2021
     shared = "models theta_n of M others, weights w_n"
     private = "held-out samples, model theta_i^- before its last training"
+    uploads = {
+        "theta": "the trained model theta_i, which others receive",
+        "w": "weights of the models that it received",
+    }
 
     M: int = setting(5, "models that a client is sent", low=0)
     eps: float = setting(0.3, "chance, in round 0, that a random model is sent instead of the next best", low=0, high=1)

@@ -17,6 +17,7 @@ class FedPer(Algorithm):
     year = 2019
     shared = "body phi"
     private = "head h_i"
+    uploads = {"phi": "the trained body"}
     needs_split = True
     averages = True
 

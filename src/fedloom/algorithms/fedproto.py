@@ -26,6 +26,7 @@ class FedProto(Algorithm):
     year = 2022
     shared = "prototypes G[c]"
     private = "model theta_i"
+    uploads = {"C": "mean features of each class", "has": "which classes the client has"}
     averages = True
     server_step = "it averages prototypes, not models"
     targets = ("classes",)  # of which each has a prototype

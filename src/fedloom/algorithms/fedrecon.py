@@ -25,6 +25,7 @@ class FedRECON(Algorithm):
     year = 2021
     shared = "body phi"
     private = "nothing (head h_i lives for one round)"
+    uploads = {"delta": "the change of the body"}
     averages = True
 
     support: float = setting(0.1, "share of the training samples that the head is rebuilt from", above=0, high=0.9)

@@ -26,6 +26,7 @@ class FedRoD(Algorithm):
     year = 2022
     shared = "body phi, generic head h (hyper: hypernetwork nu)"
     private = "head hP_i (hyper: nothing)"
+    uploads = {"w": "the trained body and generic head", "nu": "the trained hypernetwork, if heads are generated"}
     averages = True
     targets = ("classes",)  # whose frequencies balance the softmax
 

@@ -20,6 +20,7 @@ class FML(Algorithm):
     year = 2020
     shared = "model w"
     private = "model theta_i"
+    uploads = {"w": "the trained global model"}
     averages = True
 
     a: float = setting(0.5, "alpha, share of the labels in the loss of theta_i; the rest is for w", low=0, high=1)

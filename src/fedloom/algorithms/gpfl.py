@@ -29,6 +29,7 @@ class GPFL(Algorithm):
     year = 2023
     shared = "body phi, valve V, embeddings C"
     private = "head psi_i"
+    uploads = {"phi": "the trained body", "V": "the trained valve", "C": "the trained embeddings"}
     averages = True
     targets = ("classes",)  # of which each has an embedding
     variants = MappingProxyType({"paper": {"pci_div_U": True}, "code": {"stale_cond": True}})

@@ -22,6 +22,7 @@ class LGFedAvg(FedAvg):
     year = 2020
     shared = "head h"
     private = "body phi_i"
+    uploads = {"h": "the trained head", "phi": "the trained body, while all of the model is pretrained"}
     pre_is_global = False
     global_model = Algorithm.global_model  # none
 

@@ -11,6 +11,7 @@ class Local(Algorithm):
     source = "baseline"
     shared = "nothing"
     private = "model theta_i"
+    uploads = {}
 
     def init_client(self, task, key, key_i):
         return {"theta": task.init(key)}

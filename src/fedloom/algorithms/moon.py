@@ -21,7 +21,8 @@ class Moon(FedAvg):
     source = "Li, He, Song, CVPR"
     paper = "Model-Contrastive Federated Learning"
     year = 2021
-    private = "model OLD_i, trained last"
+    private = "nothing but OLD_i, its last model, as sent"
+    uploads = {"w": "the trained model", "proj": "the trained projection head, if there is one"}
 
     mu: float = setting(1.0, "mu, weight of the contrastive loss", low=0)
     tau: float = setting(0.5, "tau, temperature of the contrastive loss", above=0)

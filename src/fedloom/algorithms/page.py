@@ -31,6 +31,7 @@ class PAGE(Tuned):
     year = 2024
     shared = "model W"
     private = "agent that chooses eta_i and alpha_i"
+    uploads = {"w": "the trained model", "f": "accuracy of the model before training, for server_reward=weighted_local"}
     partial = False
     takes_diverged = True  # and gives them no weight
     needs_server_data = True

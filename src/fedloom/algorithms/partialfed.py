@@ -25,7 +25,7 @@ class PartialFed(FedAvg):
     source = "Sun et al., NeurIPS"
     paper = "PartialFed: Cross-Domain Personalized Federated Learning via Partial Initialization"
     year = 2021
-    private = "model theta_i, policy pi_i"
+    private = "policy pi_i (and theta_i, its last model, as sent)"
     pre_is_global = False
 
     mode: Literal["adaptive", "fix"] = setting("adaptive", "a learnt policy; fix: head and normalisations are kept")

@@ -26,6 +26,7 @@ class PFedHN(Algorithm):
     year = 2021
     shared = "the client's own model w_i, generated"
     private = "nothing (hypernetwork phi and embeddings v_i are the server's)"
+    uploads = {"delta": "the change of its model by training"}
 
     hidden: int = setting(5, "hidden layers of the hypernetwork, 100 units each", low=0, high=1000)
     embedding: int | None = setting(None, "e, size of an embedding [1 + N/4]", low=1)

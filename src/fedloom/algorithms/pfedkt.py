@@ -30,7 +30,8 @@ class PFedKT(FedAvg):
     paper = "pFedKT: Personalized federated learning with dual knowledge transfer"
     year = 2024
     shared = "model w"
-    private = "model omega_k, hypernetwork varphi_k"
+    private = "hypernetwork varphi_k (and omega_k, its last model, as sent)"
+    uploads = {"w": "the trained model omega_k"}
     pre_is_global = False
     global_slot = "omega"
     variants = MappingProxyType(

@@ -22,6 +22,7 @@ class PFedMe(Algorithm):
     year = 2020
     shared = "model w"
     private = "model theta_i"
+    uploads = {"w": "the trained local model"}
     global_slot = "theta"  # w itself sees no samples
     averages = True
 

@@ -20,7 +20,7 @@ class PLGUGRep(FedRep):
     source = "Qu et al., CVPR"
     paper = "How to Prevent the Poor Performance Clients for Personalized Federated Learning?"
     year = 2023
-    private = "head h_i, last body"
+    private = "head h_i (and its last body, as sent)"
 
     head_epochs: int = setting(5, "K, epochs on the head", low=0)
     average: Literal["samples", "clients"] = setting("clients", "weights of the average: n_i, or all equal")

@@ -24,6 +24,7 @@ class PLGULF(Algorithm):
     year = 2023
     shared = "model w"
     private = "model theta_i"
+    uploads = {"delta": "the change of the model"}
     averages = True
 
     D: int | None = setting(None, "number of personal layers [5, or all but one where there are fewer]", low=0)

@@ -22,6 +22,7 @@ class Scaffold(FedAvg):
     year = 2020
     shared = "model w, control variate c"
     private = "control variate c_i"
+    uploads = {"dy": "the change of the model", "dc": "the change of the control variate"}
     server_step = "its control variates belong to its own step"
 
     eta_g: float = setting(1.0, "eta_g, step size of the server", above=0)

@@ -142,6 +142,8 @@ class Algorithm:
     year: ClassVar[int] = 0
     shared: ClassVar[str] = ""  # what is sent, in words
     private: ClassVar[str] = ""  # what stays at the client, in words
+    # entries of what `finish` returns for the server, with their meaning; a site sends nothing else
+    uploads: ClassVar[Mapping[str, str]] = MappingProxyType({})
     # named sets of settings, where a paper and its authors' code differ: `variant=paper`, `variant=code`
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
 

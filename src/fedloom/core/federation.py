@@ -68,6 +68,10 @@ class Ragged:
         first = self.starts[:-1][ids] - (np.cumsum(sizes) - sizes)
         return self.flat[to_device(self.flat.device, np.repeat(first, sizes) + np.arange(sizes.sum()))]
 
+    def to(self, device: torch.device) -> Ragged:
+        """The lists on another device."""
+        return Ragged(self.flat.to(device), self.starts)
+
     def lists(self) -> list[np.ndarray]:
         """One list of rows per client."""
         flat = self.flat.cpu().numpy()
@@ -109,6 +113,7 @@ class Federation:
     notes: tuple[str, ...] = field(default=())  # what a reader of the results should know
     held_out: int = 0  # number of clients, the last ones, that do not take part in training
     preprocessing: Preprocessing | None = None  # how new samples become like x; see also `preprocessing_or_default`
+    mean_samples_of_all: float | None = None  # where not all clients' data are here, see `mean_samples`
     channels: tuple[Tensor, Tensor] = field(init=False, repr=False)  # mean and std, shaped to broadcast over a sample
 
     def __post_init__(self) -> None:
@@ -128,6 +133,13 @@ class Federation:
         return len(self.splits["train"]) - self.held_out
 
     @property
+    def mean_samples(self) -> float:
+        """Training samples of a participating client, on average."""
+        if self.mean_samples_of_all is not None:
+            return self.mean_samples_of_all
+        return float(self.splits["train"].sizes[: self.clients].mean())
+
+    @property
     def kind(self) -> Kind:
         """What is predicted of a sample: one of classes, any number of labels, or a number."""
         return self.targets.kind
@@ -144,6 +156,33 @@ class Federation:
         n = self.clients
         splits = {name: Ragged(rows.flat[: rows.starts[n]], rows.starts[: n + 1]) for name, rows in self.splits.items()}
         return replace(self, splits=splits, held_out=0)
+
+    def only(self, ids: Sequence[int], server: bool = False) -> Federation:
+        """What a site has that holds the data of some clients: the others are there, without samples. With `server`, it
+        has the server's samples, too."""
+        here, lists = set(ids), {name: rows.lists() for name, rows in self.splits.items()}
+        mine = {name: [rows[i] if i in here else rows[i][:0] for i in range(len(rows))] for name, rows in lists.items()}
+        parts = [torch.from_numpy(rows) for each in mine.values() for rows in each]
+        if server and self.server is not None:
+            parts.append(self.server.cpu())
+        kept = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.int64)  # in ascending order
+        place = torch.full((len(self.x),), -1)
+        place[kept] = torch.arange(len(kept))
+
+        def moved(rows: Tensor) -> Tensor:
+            return place[rows.cpu()].to(self.device)
+
+        at = kept.to(self.device)
+        return replace(
+            self,
+            x=self.x[at],
+            y=self.y[at],
+            splits={k: Ragged.of([place[rows].numpy() for rows in v]).to(self.device) for k, v in mine.items()},
+            server=moved(self.server) if server and self.server is not None else None,
+            server_holdout=moved(self.server_holdout) if server and self.server_holdout is not None else None,
+            vocab=self.token_ids(),
+            mean_samples_of_all=self.mean_samples,
+        )
 
     @cached_property
     def server_signal(self) -> Tensor | None:
@@ -189,7 +228,7 @@ class Federation:
             self,
             x=self.x.to(device) if whole else self.x.to(device, dtype),
             y=self.y.to(device) if self.kind == "classes" else self.y.to(device, dtype),
-            splits={name: replace(rows, flat=rows.flat.to(device)) for name, rows in self.splits.items()},
+            splits={name: rows.to(device) for name, rows in self.splits.items()},
             server=None if self.server is None else self.server.to(device),
             server_holdout=None if self.server_holdout is None else self.server_holdout.to(device),
             dtype=dtype,

@@ -1,14 +1,16 @@
 """The clients' side of a run, as the server sees it.
 
 The server sends a `ClientRequest` and receives `ClientReplies`; nothing else crosses between them. Private state,
-running statistics and samples stay behind that line: `LocalClients` keeps them in this process, and a federation of
-machines would keep them at its sites.
+running statistics and samples stay behind that line: `LocalClients` keeps them in this process, sites keep them on
+machines of their own (`fedloom.federation`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -48,6 +50,13 @@ class ClientRequest:
     best: bool = False  # evaluate with the private state of the best round, which clients have kept
     stats: Tree = field(default_factory=dict)  # running statistics that a joining client starts with
 
+    def only(self, ids: np.ndarray) -> ClientRequest:
+        """The request to some of its clients, in ascending order."""
+        at = np.searchsorted(self.ids, ids)
+        index = torch.from_numpy(at)
+        parts = tree_map(lambda v: v[index.to(v.device)], self.parts)
+        return replace(self, ids=ids, parts=parts, scored=None if self.scored is None else self.scored[at])
+
     @property
     def kind(self) -> tuple[Any, ...]:
         """Requests of equal kind can be carried out together, for stacked runs."""
@@ -59,6 +68,7 @@ class ClientReplies:
     """What clients answer, one row per client in the order of the request. Values may still be on the device."""
 
     scores: dict[str, Scores]  # view (pre, post, global) -> split -> scores
+    ids: np.ndarray | None = None  # after training, the clients of the rows if some did not answer, in ascending order
     up: Tree = field(default_factory=dict)
     info: Info | None = None  # without class counts, which clients do not send
     norms: Tensor | None = None  # (clients, 3): of downloads, updates, running statistics (`update_norms`)
@@ -92,9 +102,28 @@ def initial_state(alg: Algorithm, task: Task, seed: int, server: Tree) -> Initia
 
 def _initial_client_state(alg: Algorithm, task: Task, seed: int, ids: Tensor) -> Tree:
     key: Key = root(seed, "init")
-    keys = fold(root(seed, "client-init"), ids)
+    several = ids if len(ids) > 1 else ids.repeat(2)  # sums over one client round differently from those over several
+    keys = fold(root(seed, "client-init"), several)
     made = torch.func.vmap(lambda key_i: alg.init_client(task, key, key_i))(keys)
-    return tree_map(lambda v: v.clone(memory_format=torch.contiguous_format), made)
+    return tree_map(lambda v: v[: len(ids)].clone(memory_format=torch.contiguous_format), made)
+
+
+class Clients(Protocol):
+    """The clients of a run: in this process, or at sites of their own."""
+
+    metric: Metric | None  # another column of all scores on validation and test data
+    store: ClientStore  # what is kept for each client on this side
+    best_store: ClientStore | None  # the same as it was in the best round, if that is kept
+
+    @property
+    def bytes_per_client(self) -> int:
+        """Size of what is kept for one client."""
+
+    def ask(self, request: ClientRequest, executor: Executor) -> ClientReplies:
+        """Carry out a request."""
+
+    def keep_best(self) -> None:
+        """Keep the private state as it is now as that of the best round."""
 
 
 class LocalClients:

@@ -1,5 +1,7 @@
 """The server's side of a run: who takes part, what is sent, what comes back, how good everybody's model is."""
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Generator
@@ -84,6 +86,17 @@ class GlobalModel(NamedTuple):
     stats: Tree  # mean running statistics of the clients, by slot
 
 
+class _Turn(NamedTuple):
+    """What came of asking some clients to train."""
+
+    ids: np.ndarray  # the clients that trained
+    bytes_down: int = 0
+    bytes_up: int = 0
+    computed: np.ndarray = np.zeros(2)  # gradients and samples, of all these clients
+    report: dict[str, np.ndarray] = {}
+    n_and_stats: tuple[Tensor, Tree] | None = None  # numbers of samples and running statistics of clients that are used
+
+
 class Driver:
     """Holds the server's state of a run and advances it, round by round.
 
@@ -164,56 +177,55 @@ class Driver:
     def train_round(self, evaluate: bool = True, cohort: np.ndarray | None = None) -> Steps[TrainedRound]:
         """One round of training of the sampled clients, or of a given cohort."""
         t, ids = self.t, self.sample(self.t) if cohort is None else np.sort(np.asarray(cohort, dtype=np.int64))
-        turns = [ids[j : j + 1] for j in range(len(ids))] if self.alg.turns else [ids]
+        asked = [ids[j : j + 1] for j in range(len(ids))] if self.alg.turns else [ids]
         # between evaluations PM_post matters only for clients that may not train again before the next one
         splits = ("val", "test") if evaluate or len(ids) < self.task.clients else ()
-        down = up = 0
-        computed = np.zeros(2)
-        reports: list[dict[str, np.ndarray]] = []
-        stats: list[tuple[Tensor, Tree]] = []
-        for turn in turns:
-            bytes_down, bytes_up, worked, report, n_and_stats = yield from self._train(turn, t, splits)
-            down, up, computed = down + bytes_down, up + bytes_up, computed + worked
-            reports.append(report)
-            stats += n_and_stats
+        turns: list[_Turn] = []
+        for some in asked:
+            turn = yield from self._train(some, t, splits)
+            turns += [turn] if len(turn.ids) else []
+        stats = [turn.n_and_stats for turn in turns if turn.n_and_stats is not None]
         if stats:
             n = torch.cat([n for n, _ in stats])
             self.stats = self.task.average(tree_map(lambda *rows: torch.cat(rows), *(rows for _, rows in stats)), n)
         self.t = t + 1
-        sizes = [len(turn) for turn in turns]
+        trained = np.concatenate([turn.ids for turn in turns]) if turns else ids[:0]
+        names = dict.fromkeys(name for turn in turns for name, value in turn.report.items() if value.ndim)
         of_clients = {
-            name: np.concatenate([one.get(name, np.zeros(n)) for one, n in zip(reports, sizes, strict=True)])
-            for name in dict.fromkeys(name for one in reports for name in one if one[name].ndim)
+            name: np.concatenate([turn.report.get(name, np.zeros(len(turn.ids))) for turn in turns]) for name in names
         }
-        of_server = {name: float(value) for name, value in reports[-1].items() if not value.ndim}
-        gradients, samples = (computed / len(ids)).tolist()
+        last = turns[-1].report if turns else {}
+        computed = sum((turn.computed for turn in turns), np.zeros(2))
+        gradients, samples = (computed / max(1, len(trained))).tolist()
         return TrainedRound(
             t=t,
-            cohort=ids,
+            cohort=trained,
             reports=of_clients,
-            server_report=of_server,
-            bytes_down=down,
-            bytes_up=up,
+            server_report={name: float(value) for name, value in last.items() if not value.ndim},
+            bytes_down=sum(turn.bytes_down for turn in turns),
+            bytes_up=sum(turn.bytes_up for turn in turns),
             gradients=gradients,
             samples=samples,
-            participation=len(ids) / self.task.clients,
+            participation=len(trained) / self.task.clients,
         )
 
-    def _train(
-        self, ids: np.ndarray, t: int, splits: tuple[str, ...]
-    ) -> Steps[tuple[int, int, np.ndarray, dict[str, np.ndarray], list[tuple[Tensor, Tree]]]]:
-        """Bytes sent down and up, gradients and samples that were computed, reported numbers, and (n, running
-        statistics) of the clients that are used."""
-        at = np.minimum(np.searchsorted(self.eval_client_ids, ids), len(self.eval_client_ids) - 1)
-        scored = self.eval_client_ids[at] == ids
+    def _train(self, ids: np.ndarray, t: int, splits: tuple[str, ...]) -> Steps[_Turn]:
+        """Let these clients train, and aggregate what they send."""
+        scored = np.isin(ids, self.eval_client_ids)
         next_ids = None if self.alg.turns else self.sample(t + 1)
         request = self._request("train", ids, t, self.server, splits=splits, scored=scored, next_ids=next_ids)
         replies = yield request
+        if replies.ids is not None:
+            request = request.only(replies.ids)
+            ids, scored = request.ids, np.isin(request.ids, self.eval_client_ids)
+        if not len(ids):
+            return _Turn(ids)
         assert replies.info is not None
         # here, and nowhere else in a round without evaluation, the program waits for the device
         found = replies.norms, replies.info.n, replies.scores["post"], replies.report, replies.computed
         norms, samples, scores, report, computed = to_numpy(found)
-        self._remember(at[scored], {split: found[scored] for split, found in scores.items()})
+        at = np.searchsorted(self.eval_client_ids, ids[scored])
+        self._remember(at, {split: found[scored] for split, found in scores.items()})
         factors = self._factors(request, replies, norms, samples)
         used = factors > 0
         if not used.all():  # 1 for clients whose upload was not used because it was not finite, or too large
@@ -233,8 +245,8 @@ class Driver:
         of_server = self.alg.report_server(self.task, self.server, replies.info)
         report |= to_numpy({name: value.double() for name, value in of_server.items()})
         down = size_bytes(request.shared) * len(ids) + self.alg.size_of_parts(request.parts)
-        stats = self._usual_stats(replies, norms, samples, used) if replies.stats else []
-        return down, size_bytes(replies.up), computed.sum(0), report, stats
+        stats = self._usual_stats(replies, norms, samples, used) if replies.stats else None
+        return _Turn(ids, down, size_bytes(replies.up), computed.sum(0), report, stats)
 
     def _take(self, rows: Tree, chosen: np.ndarray) -> Tree:
         return take(rows, to_device(self.task.data.device, np.flatnonzero(chosen)))
@@ -274,7 +286,7 @@ class Driver:
 
     def _usual_stats(
         self, replies: ClientReplies, norms: np.ndarray, samples: np.ndarray, used: np.ndarray
-    ) -> list[tuple[Tensor, Tree]]:
+    ) -> tuple[Tensor, Tree] | None:
         """(n, running statistics) of the clients that are used and whose statistics are not far larger than usual."""
         assert replies.info is not None
         if "stats" in self.screening and used.any():
@@ -282,9 +294,9 @@ class Driver:
             used = used.copy()
             used[used] = self.screening["stats"].factors(np.zeros(len(size)), size, samples[used]) > 0
         if not used.any():
-            return []
+            return None
         n_and_stats = replies.info.n, replies.stats
-        return [n_and_stats if used.all() else self._take(n_and_stats, used)]
+        return n_and_stats if used.all() else self._take(n_and_stats, used)
 
     def _warn(self, diverged: np.ndarray, uploads: bool, t: int) -> None:
         what = "upload has NaN or infinite values and is left out until it is finite again"

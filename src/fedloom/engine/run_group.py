@@ -111,7 +111,7 @@ class RunGroup:
             ids = np.intersect1d(block, run.driver.eval_client_ids)
             if len(ids):
                 logits = self.executors[number].logits(self._models(number, ids, best), ids, "test")
-                yield ids, run.clients.predictions(ids, "test", logits)
+                yield ids, run.local.predictions(ids, "test", logits)
 
     def _run_generators(self, which: Sequence[int], steps: Sequence[Steps[T]]) -> list[T]:
         """What the generators of the runs return; requests of equal kind are carried out together."""
@@ -134,7 +134,7 @@ class RunGroup:
         """The replies to requests of one kind, by the number of the run."""
         if not self.stacked:
             return {n: self.runs[n].clients.ask(request, self.executors[n]) for n, request in requests.items()}
-        clients = {number: self.runs[number].clients for number in requests}
+        clients = {number: self.runs[number].local for number in requests}
         cohorts = {number: clients[number].cohort(request) for number, request in requests.items()}
         request, executor = next(iter(requests.values())), self.executors[0]
         needs_models = next(iter(clients.values())).needs_models(request)

@@ -12,7 +12,7 @@ from fedloom.core.server_optimizer import with_server_optimizer
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree
 from fedloom.engine.client_store import ClientStore, MemoryStore, Snapshot
-from fedloom.engine.clients import LocalClients, MakeStore, initial_state
+from fedloom.engine.clients import Clients, LocalClients, MakeStore, initial_state
 from fedloom.engine.cohort import Cohort
 from fedloom.engine.driver import Driver, GlobalModel, ServerState
 from fedloom.engine.screening import Directions, Screening
@@ -51,15 +51,19 @@ class Simulation:
         make_store: MakeStore = MemoryStore,
         make_best_store: MakeStore | None = None,
         metric: Metric | None = None,
+        clients: Clients | None = None,
         **options: Any,
     ) -> None:
-        """`task` has all clients, those that are held out included; `options` are those of `Driver`."""
+        """`task` has all clients, those that are held out included; `clients` are given if they are not in this
+        process; `options` are those of `Driver`."""
         alg = with_server_optimizer(alg, task)
         self.population, self.alg, self.seed = task, alg, seed
         self.task = replace(task, data=task.data.participants())  # all that an algorithm ever sees
         self.driver = Driver(alg, self.task, seed, held_out=task.data.held_out, **options)
-        initial = initial_state(alg, self.task, seed, self.driver.server)
-        self.clients = LocalClients(alg, self.task, task, seed, initial, make_store, make_best_store, metric)
+        if clients is None:
+            initial = initial_state(alg, self.task, seed, self.driver.server)
+            clients = LocalClients(alg, self.task, task, seed, initial, make_store, make_best_store, metric)
+        self.clients: Clients = clients
 
     @property
     def t(self) -> int:
@@ -74,9 +78,15 @@ class Simulation:
     def store(self) -> ClientStore:
         return self.clients.store
 
+    @property
+    def local(self) -> LocalClients:
+        """The clients of a run that has them in this process."""
+        assert isinstance(self.clients, LocalClients)
+        return self.clients
+
     def first_cohort(self) -> Cohort:
         """A cohort such as an executor will get; the execution plan is made for it."""
-        return self.clients.cohort(self.driver.first_request())
+        return self.local.cohort(self.driver.first_request())
 
     @property
     def stores(self) -> list[ClientStore]:

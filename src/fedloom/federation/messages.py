@@ -1,0 +1,186 @@
+"""Messages between a server and its sites: plain fields and trees of tensors, without pickle.
+
+A message is bytes in safetensors' format. Its header has the fields as JSON, and a skeleton of every tree: nested
+dictionaries and tuples in which each tensor is the number under which it is stored. A tensor that occurs several times
+is stored once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedloom.core.tree import Tree
+
+HEADER = "fedloom"
+MAX_DEPTH = 16  # of a tree
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
+
+Skeleton = Any  # JSON: a number for a tensor, an object for a dictionary, a list for a tuple
+
+
+class BadMessage(Exception):
+    """Bytes that are no message, or a message that is not what was asked for; says why."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a server and a site send each other."""
+
+    kind: str
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of JSON's types
+    trees: Mapping[str, Tree] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.fields[name]
+        except KeyError:
+            raise BadMessage(f"'{name}' is missing") from None
+
+    def tree(self, name: str) -> Tree:
+        """A tree of tensors by its name."""
+        try:
+            return self.trees[name]
+        except KeyError:
+            raise BadMessage(f"'{name}' is missing") from None
+
+
+# -- trees as skeletons and lists of tensors ------------------------------------------------------------------------
+
+
+def flatten(trees: Mapping[str, Tree]) -> tuple[dict[str, Skeleton], list[Tensor]]:
+    """Skeletons of some trees, and the tensors that they refer to by number, each once."""
+    tensors: list[Tensor] = []
+    known: dict[tuple[Any, ...], int] = {}
+
+    def skeleton(tree: Tree) -> Skeleton:
+        if isinstance(tree, Tensor):
+            same = tree.data_ptr(), tuple(tree.shape), tree.stride(), tree.dtype, tree.device
+            if not tree.numel() or same not in known:  # tensors without elements have no address
+                known[same] = len(tensors)
+                tensors.append(tree)
+            return known[same]
+        if type(tree) is dict:
+            if not all(type(name) is str for name in tree):
+                raise TypeError(f"A message cannot have a dictionary with keys other than text: {list(tree)}.")
+            return {name: skeleton(value) for name, value in tree.items()}
+        if type(tree) is tuple:
+            return [skeleton(value) for value in tree]
+        raise TypeError(f"A message consists of dictionaries, tuples and tensors; this is a {type(tree).__name__}.")
+
+    return {name: skeleton(tree) for name, tree in trees.items()}, tensors
+
+
+def unflatten(skeleton: Skeleton, tensors: list[Tensor], depth: int = 0) -> Tree:
+    """The tree of a skeleton."""
+    if depth > MAX_DEPTH:
+        raise BadMessage("a tree is nested too deeply")
+    if type(skeleton) is int:
+        if not 0 <= skeleton < len(tensors):
+            raise BadMessage(f"tensor {skeleton} is missing")
+        return tensors[skeleton]
+    if type(skeleton) is dict:
+        return {name: unflatten(part, tensors, depth + 1) for name, part in skeleton.items()}
+    if type(skeleton) is list:
+        return tuple(unflatten(part, tensors, depth + 1) for part in skeleton)
+    raise BadMessage("a tree has something in it that is neither a tensor, nor a dictionary, nor a tuple")
+
+
+# -- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message."""
+    header, tensors = encode_parts(message)
+    return save({str(k): v for k, v in enumerate(tensors)}, metadata={HEADER: header})
+
+
+def decode(data: bytes) -> Message:
+    """The message that bytes hold; raises BadMessage for anything else."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        found = load(data)
+        tensors = [found[str(k)] for k in range(len(found))]
+        header = metadata[HEADER]
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
+        raise BadMessage("these bytes are no message of FedLoom") from error
+    return decode_parts(header, tensors)
+
+
+def encode_parts(message: Message) -> tuple[str, list[Tensor]]:
+    """A message as JSON and tensors, for a transport that has a form of its own for arrays."""
+    skeletons, tensors = flatten(message.trees)
+    header = json.dumps({"kind": message.kind, "fields": dict(message.fields), "trees": skeletons})
+    sent: list[Tensor] = []
+    memory: set[int] = set()
+    for v in tensors:
+        v = v.detach().cpu().contiguous()
+        place = v.untyped_storage()
+        # a view of a part is copied, so that the whole is not sent; safetensors takes no memory twice
+        if place.nbytes() != v.numel() * v.element_size() or place.data_ptr() in memory:
+            v = v.clone()
+        memory.add(v.untyped_storage().data_ptr())
+        sent.append(v)
+    return header, sent
+
+
+def decode_parts(header: str, tensors: list[Tensor]) -> Message:
+    """The opposite of `encode_parts`."""
+    try:
+        content = json.loads(header)
+        kind, fields, skeletons = content["kind"], content["fields"], content["trees"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadMessage("the header is not that of a message") from error
+    if type(kind) is not str or type(fields) is not dict or type(skeletons) is not dict:
+        raise BadMessage("the header is not that of a message")
+    if wrong := {v.dtype for v in tensors} - set(DTYPES):
+        raise BadMessage(f"tensors cannot be of type {wrong.pop()}")
+    return Message(kind, fields, {name: unflatten(part, tensors) for name, part in skeletons.items()})
+
+
+# -- what a tree must look like ---------------------------------------------------------------------------------------
+
+
+def paths(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor | None]]:
+    """Names of everything in a tree, such as `w/head.weight`, with the tensor, or None for a dictionary or tuple."""
+    if isinstance(tree, Tensor):
+        yield prefix, tree
+        return
+    yield f"{prefix}/", None
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for name, part in parts:
+        yield from paths(part, f"{prefix}/{name}" if prefix else str(name))
+
+
+def check_like(tree: Tree, like: Tree) -> None:
+    """Raise BadMessage unless a tree has the structure, shapes and types of another one."""
+    found, wanted = dict(paths(tree)), dict(paths(like))
+    if missing := [name for name in wanted if name not in found]:
+        raise BadMessage(f"'{missing[0]}' is missing")
+    if extra := [name for name in found if name not in wanted]:
+        raise BadMessage(f"'{extra[0]}' was not asked for")
+    for name, value in found.items():
+        should = wanted[name]
+        if value is None or should is None:
+            continue
+        if value.shape != should.shape:
+            raise BadMessage(f"'{name}' has shape {list(value.shape)} instead of {list(should.shape)}")
+        if value.dtype != should.dtype:
+            raise BadMessage(f"'{name}' has type {value.dtype} instead of {should.dtype}")

@@ -1,0 +1,138 @@
+"""A site: it has one client's samples and private state, and answers the server's orders."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.core.algorithm import Algorithm
+from fedloom.core.errors import UserError
+from fedloom.core.task import Task
+from fedloom.core.tree import Tree, take, tree_map
+from fedloom.engine.clients import ClientReplies, ClientRequest, InitialState, LocalClients
+from fedloom.engine.cohort import Executor
+from fedloom.engine.planning.choose import REFERENCE, make_executor
+from fedloom.federation.messages import BadMessage, Message
+from fedloom.federation.site_store import NEVER, SiteStore, StateMissing
+from fedloom.metrics.registry import Metric
+
+ORDER, REPLY, FAILURE = "order", "reply", "failure"  # kinds of messages
+REPORTS = "reports.jsonl"
+
+
+class Site:
+    """Answers orders about one client. What it keeps is in a folder, so it may end and start again at any time."""
+
+    def __init__(
+        self,
+        client: int,
+        alg: Algorithm,
+        task: Task,
+        seed: int,
+        initial: InitialState,
+        folder: Path,
+        run: str,
+        *,
+        metric: Metric | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        """`task` has the samples of this client, and empty lists for the others. `run` is the name of the run, so that
+        the state of one is never used in another."""
+        self.client, self.run, self.folder = client, run, folder
+        store = partial(SiteStore, client=client, folder=folder / "state", run=run)
+        self.clients = LocalClients(alg, task, task, seed, initial, store, metric=metric)
+        self.executor = executor or make_executor(alg, task, REFERENCE, task)
+
+    @property
+    def store(self) -> SiteStore:
+        assert isinstance(self.clients.store, SiteStore)
+        return self.clients.store
+
+    def handle(self, message: Message) -> Message:
+        """The answer to a message; one that says what is wrong if it cannot be carried out."""
+        try:
+            return self._carry_out(message)
+        except (BadMessage, StateMissing, UserError) as error:
+            fields = {"run": self.run, "client": self.client, "why": str(error).rstrip(".")}
+            return Message(FAILURE, fields)
+
+    @torch.no_grad()
+    def _carry_out(self, message: Message) -> Message:
+        if message.kind != ORDER:
+            raise BadMessage(f"a site does not know what to do with a message of kind '{message.kind}'")
+        if (message["run"], message["client"]) != (self.run, self.client):
+            raise BadMessage(
+                f"the order is for client {message['client']} of run {message['run']}, but this is client "
+                f"{self.client} of run {self.run}"
+            )
+        t, base, saved = (int(message[name]) for name in ("t", "base", "saved"))
+        results, up = [], {}
+        for job in message["jobs"]:
+            self.store.open(base)
+            replies = self.clients.ask(self._request(message, t, job), self.executor)
+            results.append(_result(replies))
+            if job["job"] == "train":
+                up = {name: _first(part) for name, part in replies.up.items()}
+                self._check_declared(up)
+                self.store.save(t, {base, saved} - {NEVER})
+                self._keep_report(t, replies.report)
+        fields = {"run": self.run, "client": self.client, "t": t, "results": results}
+        return Message(REPLY, fields, {"up": up} if up else {})
+
+    def _request(self, message: Message, t: int, job: dict[str, Any]) -> ClientRequest:
+        """What is asked of the client."""
+        on_device = partial(_on, self.clients.task.data.device)
+        more: dict[str, Any] = {}
+        if job["job"] == "train":
+            more["scored"] = np.array([bool(job["scored"])])
+        if "global" in message.trees:
+            more |= {"global_params": on_device(message.tree("global")), "global_splits": tuple(job["global_splits"])}
+        return ClientRequest(
+            job=job["job"],
+            ids=np.array([self.client]),
+            t=t,
+            shared=on_device(message.tree("shared")),
+            parts=on_device(message.tree("part")),
+            splits=tuple(job["splits"]),
+            **more,
+        )
+
+    def _check_declared(self, up: Tree) -> None:
+        """Raise UserError, instead of sending anything, for an upload that the method does not declare."""
+        alg = self.clients.alg
+        for name in up:
+            if name not in alg.uploads:
+                raise UserError(
+                    f"{alg.name} would send '{name}', which its class does not declare, so nothing was sent; add it to "
+                    "'uploads', with its meaning"
+                )
+
+    def _keep_report(self, t: int, report: Tree) -> None:
+        """Add the method's numbers of a round to a file of the site's own; they are not sent. Of a round that was
+        repeated, the last line counts."""
+        numbers = {name: value[0].tolist() for name, value in report.items()}
+        if numbers:
+            with (self.folder / REPORTS).open("a") as file:
+                file.write(json.dumps({"round": t + 1, **numbers}) + "\n")
+
+
+def _result(replies: ClientReplies) -> dict[str, Any]:
+    """Numbers of a reply: scores and, after training, samples and what was computed."""
+    scores = {view: {s: v[0].tolist() for s, v in found.items()} for view, found in replies.scores.items()}
+    if replies.info is None:
+        return {"scores": scores}
+    assert replies.computed is not None
+    return {"scores": scores, "n": int(replies.info.n[0]), "computed": replies.computed[0].tolist()}
+
+
+def _first(tree: Tree) -> Tree:
+    return take(tree, 0)
+
+
+def _on(device: torch.device, tree: Tree) -> Tree:
+    return tree_map(lambda v: v.to(device), tree)
