@@ -57,10 +57,9 @@ class Federated:
 
     def new_server(self):
         """A server as it is after a start."""
-        task = replace(self.task, data=self.task.data.only([], server=True))
+        task = replace(self.task, data=self.task.data.without_samples())
         self.link = self.wrap(self.sites)
-        samples = self.task.data.splits["train"].sizes
-        remote = RemoteClients(self.alg, task, SEED, "run", self.link, samples, **self.options)
+        remote = RemoteClients(self.alg, task, SEED, "run", self.link, **self.options)
         return Simulation(self.alg, task, SEED, clients=remote)
 
     def restart(self):

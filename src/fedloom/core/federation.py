@@ -157,31 +157,45 @@ class Federation:
         splits = {name: Ragged(rows.flat[: rows.starts[n]], rows.starts[: n + 1]) for name, rows in self.splits.items()}
         return replace(self, splits=splits, held_out=0)
 
-    def only(self, ids: Sequence[int], server: bool = False) -> Federation:
-        """What a site has that holds the data of some clients: the others are there, without samples. With `server`, it
-        has the server's samples, too."""
+    def only(self, ids: Sequence[int]) -> Federation:
+        """What a site has that holds the data of some clients: the others are there, without samples."""
         here, lists = set(ids), {name: rows.lists() for name, rows in self.splits.items()}
         mine = {name: [rows[i] if i in here else rows[i][:0] for i in range(len(rows))] for name, rows in lists.items()}
-        parts = [torch.from_numpy(rows) for each in mine.values() for rows in each]
-        if server and self.server is not None:
-            parts.append(self.server.cpu())
-        kept = torch.cat(parts).unique() if parts else torch.zeros(0, dtype=torch.int64)  # in ascending order
-        place = torch.full((len(self.x),), -1)
-        place[kept] = torch.arange(len(kept))
-
-        def moved(rows: Tensor) -> Tensor:
-            return place[rows.cpu()].to(self.device)
-
-        at = kept.to(self.device)
+        kept = np.unique(np.concatenate([rows for each in mine.values() for rows in each]))
+        at = self.tensor(kept)
         return replace(
             self,
             x=self.x[at],
             y=self.y[at],
-            splits={k: Ragged.of([place[rows].numpy() for rows in v]).to(self.device) for k, v in mine.items()},
-            server=moved(self.server) if server and self.server is not None else None,
-            server_holdout=moved(self.server_holdout) if server and self.server_holdout is not None else None,
+            splits={
+                name: Ragged.of([np.searchsorted(kept, rows) for rows in each]).to(self.device)
+                for name, each in mine.items()
+            },
+            server=None,
+            server_holdout=None,
             vocab=self.token_ids(),
             mean_samples_of_all=self.mean_samples,
+        )
+
+    def without_samples(self) -> Federation:
+        """What a server has that knows how many samples each client has, but not these: they are zeros instead. Its own
+        samples are there."""
+        most = max(int(rows.sizes.max(initial=0)) for rows in self.splits.values())
+        own = torch.zeros(0, dtype=torch.int64, device=self.device) if self.server is None else self.server
+        place = torch.full((len(self.x),), -1, device=self.device)
+        place[own] = most + torch.arange(len(own), device=self.device)
+        zeros = (self.x.new_zeros((most, *self.x.shape[1:])), self.y.new_zeros((most, *self.y.shape[1:])))
+        return replace(
+            self,
+            x=torch.cat([zeros[0], self.x[own]]),
+            y=torch.cat([zeros[1], self.y[own]]),
+            splits={
+                name: Ragged.of([np.arange(n) for n in rows.sizes]).to(self.device)
+                for name, rows in self.splits.items()
+            },
+            server=None if self.server is None else place[self.server],
+            server_holdout=None if self.server_holdout is None else place[self.server_holdout],
+            vocab=self.token_ids(),
         )
 
     @cached_property

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedloom.core.algorithm import Algorithm
+from fedloom.core.errors import UserError
 from fedloom.core.server_optimizer import with_server_optimizer
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree
@@ -81,8 +82,14 @@ class Simulation:
     @property
     def local(self) -> LocalClients:
         """The clients of a run that has them in this process."""
-        assert isinstance(self.clients, LocalClients)
+        if not isinstance(self.clients, LocalClients):
+            raise UserError("The clients of this run are at sites of their own, and so are their models and data.")
         return self.clients
+
+    @property
+    def is_local(self) -> bool:
+        """True if the clients are in this process, False if they are at sites of their own."""
+        return isinstance(self.clients, LocalClients)
 
     def first_cohort(self) -> Cohort:
         """A cohort such as an executor will get; the execution plan is made for it."""

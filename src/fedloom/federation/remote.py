@@ -18,7 +18,7 @@ from fedloom.core.keys import fold, root
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, take, tree_map
 from fedloom.device.transfer import to_device
-from fedloom.engine.client_store import MemoryStore, Snapshot
+from fedloom.engine.client_store import ClientStore, MemoryStore, Snapshot
 from fedloom.engine.clients import ClientReplies, ClientRequest
 from fedloom.engine.cohort import Executor
 from fedloom.engine.screening import update_norms
@@ -75,7 +75,7 @@ class Bases(MemoryStore):
 class RemoteClients:
     """Asks sites over a link, checks what they answer, and goes on without those that do not."""
 
-    best_store = None  # the models of the best round are at the sites
+    best_store: ClientStore | None = None  # the models of the best round are at the sites
 
     def __init__(
         self,
@@ -84,7 +84,6 @@ class RemoteClients:
         seed: int,
         run: str,
         link: Link,
-        samples: np.ndarray,
         *,
         deadline: float = 600.0,
         minimum: int | None = None,
@@ -95,20 +94,21 @@ class RemoteClients:
     ) -> None:
         """
         Args:
-            task: has the server's samples only.
+            task: has the server's samples, and the numbers of those of the clients (`Federation.without_samples`).
             run: the name of the run; sites keep their state under it.
-            samples: every client's number of training samples, as its site has said at the start.
             deadline: seconds after which a site that has not answered is left out of a round.
             minimum: replies that a round needs; None for all of those that are asked.
             repeats: how often sites that have failed are asked again if there are too few replies.
             durable: the server makes checkpoints.
             names: of the clients, for messages to people.
         """
-        self.alg, self.task, self.seed, self.run, self.link, self.samples = alg, task, seed, run, link, samples
+        self.alg, self.task, self.seed, self.run, self.link = alg, task, seed, run, link
         self.deadline, self.minimum, self.repeats, self.metric, self.names = deadline, minimum, repeats, metric, names
         self.key = root(seed, "init")
+        self.samples = task.data.splits["train"].sizes
         self.constants = alg.constants(task, self.key)
-        self.store = Bases(task.clients, durable)
+        self.bases = Bases(task.clients, durable)
+        self.store: ClientStore = self.bases
         self._upload: tuple[list[Any], Tree] | None = None  # what downloads looked like, and uploads to them must
 
     @property
@@ -122,7 +122,7 @@ class RemoteClients:
     def ask(self, request: ClientRequest, executor: Executor) -> ClientReplies:
         """Send a request to the sites of its clients, and collect their replies."""
         like = self._upload_like(request) if request.job == "train" else None
-        bases = dict(zip(request.ids.tolist(), self.store.of(request.ids).tolist(), strict=True))
+        bases = dict(zip(request.ids.tolist(), self.bases.of(request.ids).tolist(), strict=True))
         messages = {i: self._order(request, j, bases[i]) for j, i in enumerate(request.ids.tolist())}
         replies: dict[int, Message] = {}
         least = len(messages) if self.minimum is None else min(self.minimum, len(messages))
@@ -166,7 +166,7 @@ class RemoteClients:
             "global_splits": list(request.global_splits),
             "scored": scored,
         }
-        saved = int(self.store.saved[i])
+        saved = int(self.bases.saved[i])
         fields = {"run": self.run, "client": i, "t": request.t, "base": base, "saved": saved, "jobs": [job]}
         trees = {"shared": request.shared, "part": take(request.parts, slice(j, j + 1))}
         if request.global_params is not None:
@@ -243,7 +243,7 @@ class RemoteClients:
             shared = {**self.constants, **request.shared}
             norms = executor.call("norms", partial(update_norms, self.alg, self.task), up, shared, request.parts, {})
         info = self._info(ids, request.t)
-        self.store.accept(ids, request.t)
+        self.bases.accept(ids, request.t)
         return ClientReplies(
             scores={"post": self._rows([result["scores"]["post"] for result in results])},
             ids=ids,

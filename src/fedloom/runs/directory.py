@@ -15,6 +15,7 @@ checkpoints/        the two newest states of a run that is not finished
 store/              private state of clients, where it is kept on disk, of a run that is not finished
 final/              the complete state after the last round, and the models of the clients (see `runs.final`)
 summary.json        the results; written when the run is finished
+federation.json     the name of the run at its sites, of a run whose clients are at sites of their own
 environment.json    versions and hardware, for every start
 manifest.json       checksums of the files above
 run.log
@@ -80,6 +81,7 @@ KERNELS = "kernels"  # key in plan.json
 PREPROCESSING = "preprocessing.json"
 METRICS_FILE = "metrics.parquet"
 CONFIG = "config.yaml"
+AT_SITES = "federation.json"  # of a run whose clients are at sites: the name that it has there
 VERIFIED = (
     CONFIG, "plan.json", "partition.parquet", "names.json", PREPROCESSING, *FILES, METRICS_FILE, "environment.json",
     *final.STATE, "summary.json",
@@ -398,6 +400,8 @@ class RunDirectory:
             raise UserError(f"{self.path} has no {name}, because {self._why_not_kept(name)}.")
 
     def _why_not_kept(self, name: str) -> str:
+        if (self.path / AT_SITES).exists():
+            return "the clients of this run are at sites of their own, which have their models"
         keep = read_config(self.path / CONFIG).get("keep")
         if keep == "last" and name in (final.models_name(True), final.global_name(True)):
             return "it was run with keep=last; ask for the last round (when=last), or run it again with keep=best"

@@ -28,7 +28,7 @@ from fedloom.runs.interrupt import Stopped, StopRequest, graceful_stop
 from fedloom.runs.records import Row
 from fedloom.studies.build import check_more_rounds, make_data, make_task
 from fedloom.studies.callbacks import Callback, EarlyStopping, TrainingRun, checked
-from fedloom.studies.recorded_run import RecordedRun
+from fedloom.studies.recorded_run import MakeClients, RecordedRun
 from fedloom.studies.result import Result, load_run
 
 log = logging.getLogger("fedloom")
@@ -53,11 +53,13 @@ def execute_group(
     names: Sequence[str] | None = None,
     number: tuple[int, int] = (1, 1),
     data: Federation | None = None,
+    make_clients: MakeClients | None = None,
 ) -> list[Result]:
     """Carry out runs of one of `study.stackable_groups`, stacked where that can be done.
 
     Each run has its own directory and can be continued by itself. `on_round` receives the number of rounds that are
-    done, of all runs together. `names` are those of the runs in a study, in which this group has a `number`.
+    done, of all runs together. `names` are those of the runs in a study, in which this group has a `number`. Of a run
+    whose clients are not in this process, `data` are what the server knows, and `make_clients` makes these clients.
     """
     callbacks = [*early_stopping(configs[0].settings), *checked(callbacks)]
     folders = out or [None] * len(configs)
@@ -86,7 +88,7 @@ def execute_group(
                 if directory is not None:
                     check_more_rounds(configs[place].algorithm, task, directory.rounds_before, directory.path)
                     stack.enter_context(directory.claimed(describe(configs[place]), resume))
-                runs.append(RecordedRun(configs[place], task, directory, label))
+                runs.append(RecordedRun(configs[place], task, directory, label, make_clients))
             titles = [names[place] if names else configs[place].algorithm.name for place in left]
             seen = [TrainingRun(run, name, number, len(runs)) for run, name in zip(runs, titles, strict=True)]
             results |= zip(left, _execute(runs, on_round, Callbacks(callbacks, seen)), strict=True)

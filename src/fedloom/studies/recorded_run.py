@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from fedloom.config.resolve import Config, describe
+from fedloom.core.algorithm import Algorithm
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree
 from fedloom.engine.client_store import MemoryStore, make_store
+from fedloom.engine.clients import Clients
 from fedloom.engine.cohort import global_slot
 from fedloom.engine.driver import Round
 from fedloom.engine.plan import Plan
@@ -32,14 +34,24 @@ from fedloom.studies.result import Result, best_on_validation, make_result
 
 log = logging.getLogger("fedloom")
 
+MakeClients = Callable[[Algorithm, Task], Clients]
 Models = Callable[[bool], Iterator[tuple[np.ndarray, Tree]]]  # after the last (False) or best (True) round, in blocks
 
 
 class RecordedRun:
     """One run: its configuration, state, directory and records."""
 
-    def __init__(self, config: Config, task: Task, directory: RunDirectory | None, label: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        directory: RunDirectory | None,
+        label: str,
+        make_clients: MakeClients | None = None,
+    ) -> None:
+        """`make_clients` makes the clients of a run that does not have them in this process."""
         self.config, self.task, self.directory, self.label = config, task, directory, label
+        self.make_clients = make_clients
         self.partition = directory.keep_partition(task.data) if directory else task.data.digest()
         self.plan = directory.plan(task.data.device) if directory else None  # of an earlier start
         self.records = Records()
@@ -57,6 +69,7 @@ class RecordedRun:
             self.config.algorithm,
             self.task,
             s.seed,
+            clients=None if self.make_clients is None else self.make_clients(self.config.algorithm, self.task),
             eval_client_ids=eval_client_ids(s, data),
             make_store=store,
             make_best_store=best_store if s.keep == "best" and self.has_validation else None,
@@ -134,7 +147,7 @@ class RecordedRun:
     def result(self, group: RunGroup, number: int) -> Result:
         """The results; in a directory, the final files are written. The run is the one of this number in the group,
         which computes its models."""
-        metrics = self._metrics(partial(group.predictions, number))
+        metrics = self._metrics(partial(group.predictions, number)) if self.simulation.is_local else None
         plan = group.plan(number).record()
         early = self.done < self.config.settings.rounds
         more = {"metrics": metrics, "stopped": self.stopped if early else ""}
@@ -148,7 +161,7 @@ class RecordedRun:
         own = {"algorithm": self.config.algorithm, "model": self.config.model}
         files = self._final_files(partial(group.models, number))
         kept = {file for file in final.MODELS if self._stays(file)}
-        files[METRICS_FILE] = table_writer(metrics)
+        files |= {} if metrics is None else {METRICS_FILE: table_writer(metrics)}
         self.directory.finish(files, set(final.MODELS) - set(files) - kept, found.summary())
         return dataclasses.replace(found, folder=self.directory.path, own=own)
 
@@ -170,7 +183,8 @@ class RecordedRun:
         if keep == "none":
             return {}
         files, clients = final.state_files(run), self.task.data.clients + self.task.data.held_out
-        files[final.models_name(False)] = models_writer(clients, lambda: models(False), run.t)
+        if run.is_local:
+            files[final.models_name(False)] = models_writer(clients, lambda: models(False), run.t)
         if run.driver.best is not None and run.driver.best.t != run.t:
             files[final.models_name(True)] = models_writer(clients, lambda: models(True), run.driver.best.t)
         for best in (False, True):
