@@ -90,9 +90,8 @@ class Host:
         with deterministic(s.deterministic), precision(s.dtype):
             task = make_task(config, replace(data, mean_samples_of_all=float(message["mean_samples"])))
             task = replace(task, data=task.data.only([self.client]))
-            start = initial_state(
-                config.algorithm, task, s.seed, config.algorithm.init_server(task, root(s.seed, "init"))
-            )
+            alg = config.algorithm
+            start = initial_state(alg, task, s.seed, alg.init_server(task, root(s.seed, "init")))
             constants = tree_map(lambda v: v.to(task.data.device), message.tree("constants"))
             metric = None if s.metric == basic_metric(data.kind) else find_metric(s.metric, data.kind)
             start = start._replace(constants=constants)
