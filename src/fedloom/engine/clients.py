@@ -88,6 +88,7 @@ class InitialState(NamedTuple):
 def initial_state(alg: Algorithm, task: Task, seed: int, server: Tree) -> InitialState:
     """Constants and initial running statistics; the slots show in what the first client would begin with."""
     key = root(seed, "init")
+    task.init(key)  # drawn here, because a module cannot draw under vmap
     constants = alg.constants(task, key)
     if not task.network.buffers:
         return InitialState(constants, {})

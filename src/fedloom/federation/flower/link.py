@@ -1,0 +1,91 @@
+"""Carries messages to sites as Flower's messages."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+
+from flwr.app import Message as FlowerMessage
+from flwr.app import MessageType
+from flwr.serverapp import Grid
+
+from fedloom.federation.flower.codec import from_records, to_records
+from fedloom.federation.messages import BadMessage, Message
+
+log = logging.getLogger("fedloom")
+
+NODE_NAME = re.compile(r"client-(\d{1,9})")
+POLL = 0.5  # seconds between two looks for answers
+
+
+def node_name(client: int) -> str:
+    """The name under which the node of a client is registered with its key."""
+    return f"client-{client}"
+
+
+class FlowerLink:
+    """Reaches each client at the node that is registered under its name. A node has its name from the server, together
+    with its key, so no site can take the place of another."""
+
+    def __init__(self, grid: Grid, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.grid, self.sleep = grid, sleep
+
+    def nodes(self) -> dict[int, int]:
+        """The node of every client that is there."""
+        found: dict[int, int] = {}
+        twice = set()
+        for node in self.grid.get_nodes():
+            match = NODE_NAME.fullmatch(node.name)
+            if match is None:
+                continue
+            client = int(match[1])
+            if client in found:
+                twice.add(client)
+            found[client] = node.node_id
+        for client in twice:  # no name is given twice, unless somebody registered keys by hand
+            log.warning("Two nodes are registered as client %d; neither is used.", client)
+            del found[client]
+        return found
+
+    def exchange(self, messages: Mapping[int, Message], deadline: float) -> dict[int, Message | str]:
+        """Send the messages, and wait for their answers."""
+        end = time.monotonic() + deadline
+        waiting = dict(messages)
+        sent: dict[str, int] = {}  # id of a message -> client
+        answers: dict[int, Message | str] = {}
+        while time.monotonic() < end and (waiting or sent):
+            nodes = self.nodes() if waiting else {}
+            ready = {i: waiting.pop(i) for i in list(waiting) if i in nodes}
+            sent |= self._push({nodes[i]: (i, message) for i, message in ready.items()}, end - time.monotonic())
+            for answer in self.grid.pull_messages(list(sent)) if sent else ():
+                client = sent.pop(answer.metadata.reply_to_message_id, None)
+                if client is not None:
+                    answers[client] = _read(answer)
+            if waiting or sent:
+                self.sleep(POLL)
+        late = f"no answer within {deadline:g} s"
+        return answers | dict.fromkeys(sent.values(), late) | dict.fromkeys(waiting, "its site is not connected")
+
+    def _push(self, messages: Mapping[int, tuple[int, Message]], ttl: float) -> dict[str, int]:
+        """Ids of messages that were sent, and their clients."""
+        if not messages:
+            return {}
+        made = [
+            FlowerMessage(to_records(message), node, MessageType.QUERY, ttl=max(1.0, ttl))
+            for node, (_, message) in messages.items()
+        ]
+        ids = list(self.grid.push_messages(made))
+        if len(ids) != len(made):
+            raise BadMessage("the message is too large for the server")
+        return {id_: client for id_, (client, _) in zip(ids, messages.values(), strict=True)}
+
+
+def _read(answer: FlowerMessage) -> Message | str:
+    if answer.has_error():
+        return f"its site failed ({answer.error.reason or f'code {answer.error.code}'})".splitlines()[0][:500]
+    try:
+        return from_records(answer.content)
+    except BadMessage as error:
+        return str(error)
