@@ -53,8 +53,8 @@ def fields(**changes):
 
 def result(**changes):
     def fault(message, answer):
-        (one,) = answer["results"]
-        return replace(answer, fields={**answer.fields, "results": [{**one, **changes}]})
+        *before, last = answer["results"]
+        return replace(answer, fields={**answer.fields, "results": [*before, {**last, **changes}]})
 
     return fault
 
@@ -81,31 +81,37 @@ BAD = {  # what a site may send instead of its reply to an order to train -> wha
     "another run": (fields(run="other"), "its reply is one to another order"),
     "more samples": (result(n=10**9), "it has 1000000000 training samples, but it said 12 at the start"),
     "no samples": (result(n=None), "it has None training samples"),
-    "no scores": (result(scores=None), "its reply has no scores"),
+    "no scores": (result(scores=None), "its reply does not have the scores"),
     "scores that are no numbers": (result(scores={"post": {"val": ["a"] * 3, "test": [0, 0, 0]}}), "are not 3 numbers"),
     "infinite costs": (result(computed=[float("inf"), 1]), "does not say what it computed"),
-    "no results": (fields(results="none"), "its reply has no results"),
+    "no results": (fields(results="none"), "its reply does not have the results"),
     "another kind": (lambda m, a: Message("hello"), "its answer is no reply"),
     "nothing": (lost, "no answer within 600 s"),
 }
 
 
-def training(fault):
-    """The fault, of replies to orders to train only."""
-    return lambda message, answer: fault(message, answer) if message["jobs"][0]["job"] == "train" else answer
+def training(fault, *rounds):
+    """The fault, of replies to orders to train (in these rounds) only."""
+
+    def apply(message, answer):
+        trains = any(job["job"] == "train" for job in message["jobs"])
+        return fault(message, answer) if trains and (not rounds or message["t"] in rounds) else answer
+
+    return apply
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_reply_is_named_and_the_round_goes_on_without_it(what, tmp_path, caplog):
     fault, said = BAD[what]
     federated = Federated("fedavg", tmp_path, wrap=Faulty, minimum=2)
-    same_round(advance(federated.server), advance(federated.simulation))
-    federated.link.faults[1] = training(fault)
+    federated.link.faults[1] = training(fault, 1)
+    found, expected = advance(federated.server), advance(federated.simulation)
+    for view, split in (("pre", "train"), ("pre", "test"), ("post", "test"), ("global", "test")):
+        assert plain(found.scores[view][split][[0, 2]]) == plain(expected.scores[view][split][[0, 2]])
     found = advance(federated.server)
     assert "Round 2: client 1 is left out: " in caplog.text
     assert said in caplog.text
     same_round(found, advance(federated.simulation, cohort=np.array([0, 2])))
-    federated.link.faults.clear()
     same_round(advance(federated.server), advance(federated.simulation))
     federated.same_state()
 
@@ -114,10 +120,9 @@ def test_a_bad_reply_is_named_and_the_round_goes_on_without_it(what, tmp_path, c
 def test_every_method_goes_on_without_a_client(name, tmp_path):
     """It continues later from the state after the last round in which its upload was used."""
     federated = Federated(name, tmp_path, wrap=Faulty, minimum=0)
+    federated.link.faults[1] = training(lost, 1)
     advance(federated.server)
-    federated.link.faults[1] = training(lost)
     assert advance(federated.server).cohort.tolist() == [0, 2]
-    federated.link.faults.clear()
     assert advance(federated.server).cohort.tolist() == [0, 1, 2]
     assert federated.server.store.of(np.arange(3)).tolist() == [2, 2, 2]
     federated.sites[1].store.open(2)
@@ -146,14 +151,14 @@ def test_evaluation_goes_on_without_a_client(tmp_path):
 
 def test_too_few_replies_repeat_the_round_and_then_end_the_run(tmp_path, caplog):
     federated = Federated("ditto", tmp_path, wrap=Faulty, minimum=3, repeats=2)
+    federated.link.faults[2] = training(changed(extra=torch.zeros(1)), 1)
     same_round(advance(federated.server), advance(federated.simulation))
-    federated.link.faults[2] = training(lost)
     with pytest.raises(TooFewReplies, match=r"Round 2 needs 3 replies and has 2; nothing usable came from clients 2\."):
         advance(federated.server)
-    assert caplog.text.count("the other clients are asked again") == 2
+    assert caplog.text.count("other clients are asked again") == 2
     replies = [(i, decode(answer)) for i, _, answer in federated.link.log]
     tries = [i for i, reply in replies if reply["t"] == 1 and reply.trees]
-    assert tries == [0, 1, 2, 2, 2]  # those that have answered are not asked again
+    assert tries == [0, 1, 2, 2, 2, 2]  # those that have answered are not asked again
     federated.link.faults.clear()
     same_round(advance(federated.server), advance(federated.simulation))
     federated.same_state()
@@ -185,7 +190,7 @@ def test_a_server_that_goes_back_to_its_checkpoint_ends_as_one_that_did_not(name
 
 
 def test_a_server_that_is_older_than_its_checkpoint_is_refused(tmp_path, caplog):
-    federated = Federated("ditto", tmp_path, durable=True, repeats=0)
+    federated = Federated("ditto", tmp_path, trains_ahead=False, durable=True, repeats=0)
     advance(federated.server)
     old = federated.server.state()
     for _ in range(3):
@@ -199,7 +204,7 @@ def test_a_server_that_is_older_than_its_checkpoint_is_refused(tmp_path, caplog)
 
 
 def test_a_site_keeps_no_more_states_than_the_server_may_ask_for(tmp_path):
-    federated = Federated("ditto", tmp_path, durable=True)
+    federated = Federated("ditto", tmp_path, trains_ahead=False, durable=True)
     for t in range(5):
         federated.server.store.committed()
         advance(federated.server)
@@ -207,7 +212,7 @@ def test_a_site_keeps_no_more_states_than_the_server_may_ask_for(tmp_path):
 
 
 def test_a_full_disk_at_a_site_costs_a_round_and_nothing_else(tmp_path, monkeypatch, caplog):
-    federated = Federated("ditto", tmp_path, minimum=2, repeats=0)
+    federated = Federated("ditto", tmp_path, trains_ahead=False, minimum=2, repeats=0)
     same_round(advance(federated.server), advance(federated.simulation))
     full = federated.sites[1].store.folder
     real = files.write_temporary
@@ -227,7 +232,7 @@ def test_a_full_disk_at_a_site_costs_a_round_and_nothing_else(tmp_path, monkeypa
 
 
 def test_a_site_that_has_lost_its_state_says_so(tmp_path, caplog):
-    federated = Federated("ditto", tmp_path, minimum=2, repeats=0)
+    federated = Federated("ditto", tmp_path, trains_ahead=False, minimum=2, repeats=0)
     advance(federated.server)
     for path in federated.sites[1].store.folder.iterdir():
         path.unlink()
@@ -239,7 +244,7 @@ def test_a_site_that_has_lost_its_state_says_so(tmp_path, caplog):
 
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: data[:-4] + b"abcd"])
 def test_damaged_state_at_a_site_is_not_used(damage, tmp_path, caplog):
-    federated = Federated("ditto", tmp_path, minimum=2, repeats=0)
+    federated = Federated("ditto", tmp_path, trains_ahead=False, minimum=2, repeats=0)
     advance(federated.server)
     (path,) = federated.sites[1].store.folder.iterdir()
     path.write_bytes(damage(path.read_bytes()))

@@ -24,15 +24,15 @@ def test_a_reply_has_the_uploads_of_the_method_and_the_numbers_of_all_methods(na
     sent = set()
     for i, order, answer in federated.link.log:
         asked, reply = decode(order), decode(answer)
-        (job,), (result,) = asked["jobs"], reply["results"]
         assert reply.kind == REPLY
         assert set(reply.fields) == FIELDS
         assert (reply["run"], reply["client"], reply["t"]) == ("run", i, asked["t"])
-        assert set(result) == NUMBERS[job["job"]]
         sizes = federated.task.data.splits
-        for view, found in result["scores"].items():
-            assert view in ("pre", "post", "global")
-            assert all(len(row) == 3 and row[2] == sizes[split].sizes[i] for split, row in found.items())
+        for job, result in zip(asked["jobs"], reply["results"], strict=True):
+            assert set(result) == NUMBERS[job["job"]]
+            for view, found in result["scores"].items():
+                assert view in ("pre", "post", "global")
+                assert all(len(row) == 3 and row[2] == sizes[split].sizes[i] for split, row in found.items())
         assert set(reply.trees) <= {"up"}
         sent |= set(reply.trees.get("up", {}))
     assert sent <= set(federated.alg.uploads)

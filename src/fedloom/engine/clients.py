@@ -46,6 +46,7 @@ class ClientRequest:
     global_splits: tuple[str, ...] = ()
     next_ids: np.ndarray | None = None  # clients that will probably train next, so that their batches can be prepared
     join_round: int | None = None  # of clients that join after training: how many rounds they have trained
+    then: ClientRequest | None = None  # of an evaluation: how its clients will be asked to train next, if that is known
     models: bool = False  # reply with the models that are scored; only where clients are in the server's process
     best: bool = False  # evaluate with the private state of the best round, which clients have kept
     stats: Tree = field(default_factory=dict)  # running statistics that a joining client starts with
@@ -115,6 +116,7 @@ class Clients(Protocol):
     metric: Metric | None  # another column of all scores on validation and test data
     store: ClientStore  # what is kept for each client on this side
     best_store: ClientStore | None  # the same as it was in the best round, if that is kept
+    trains_ahead: bool  # an evaluation request may say how clients will be asked to train next (`ClientRequest.then`)
 
     @property
     def bytes_per_client(self) -> int:
@@ -129,6 +131,8 @@ class Clients(Protocol):
 
 class LocalClients:
     """Clients in this process. Private state is in a client store; an executor is given for every call."""
+
+    trains_ahead = False
 
     def __init__(
         self,

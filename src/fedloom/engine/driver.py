@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -209,11 +209,14 @@ class Driver:
             participation=len(trained) / self.task.clients,
         )
 
+    def _training_request(self, ids: np.ndarray, t: int, splits: tuple[str, ...]) -> ClientRequest:
+        scored, next_ids = np.isin(ids, self.eval_client_ids), None if self.alg.turns else self.sample(t + 1)
+        return self._request("train", ids, t, self.server, splits=splits, scored=scored, next_ids=next_ids)
+
     def _train(self, ids: np.ndarray, t: int, splits: tuple[str, ...]) -> Steps[_Turn]:
         """Let these clients train, and aggregate what they send."""
         scored = np.isin(ids, self.eval_client_ids)
-        next_ids = None if self.alg.turns else self.sample(t + 1)
-        request = self._request("train", ids, t, self.server, splits=splits, scored=scored, next_ids=next_ids)
+        request = self._training_request(ids, t, splits)
         replies = yield request
         if replies.ids is not None:
             request = request.only(replies.ids)
@@ -318,17 +321,21 @@ class Driver:
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
-    def evaluation(self, bytes_per_client: int = 0, stacked_runs: int = 1) -> Steps[Evaluation]:
+    def evaluation(self, bytes_per_client: int = 0, stacked_runs: int = 1, announce: bool = False) -> Steps[Evaluation]:
         """Scores of everybody's models at the start of the next round.
 
         `bytes_per_client` and `stacked_runs` (how many runs are evaluated at the same time) bound the clients that one
-        request asks.
+        request asks. With `announce`, the request says how clients will be asked to train next.
         """
         params = self.alg.global_model(self.task, self.server)
         scored = []
         size = bytes_per_client + self._parts_bytes(self.eval_client_ids[:1], self.server)
         for ids in _blocks(self.eval_client_ids, size, stacked_runs):
-            scored.append((yield self._evaluation_request(ids, params)).scores)
+            request = self._evaluation_request(ids, params)
+            if announce and len(ids) == len(self.eval_client_ids) and not self.alg.turns and self.t < self.task.rounds:
+                cohort = self.sample(self.t)
+                request = replace(request, then=self._training_request(cohort, self.t, ("val", "test")))
+            scored.append((yield request).scores)
         found, server = to_numpy((tree_map(lambda *rows: torch.cat(rows), *scored), self._score_server(params)))
         # a client that never trained has no PM_post: it uses what it would start from
         if self.post:

@@ -83,7 +83,9 @@ class RunGroup:
         """Scores of everybody's models at the start of the next round."""
         which = range(len(self.runs)) if some is None else some
         size, count = self.runs[0].clients.bytes_per_client, len(self.runs)
-        return self._run_generators(which, [self.runs[number].driver.evaluation(size, count) for number in which])
+        announce = self.runs[0].clients.trains_ahead
+        steps = [self.runs[number].driver.evaluation(size, count, announce) for number in which]
+        return self._run_generators(which, steps)
 
     @torch.no_grad()
     def models(self, number: int, best: bool = False) -> Iterator[tuple[np.ndarray, Tree]]:

@@ -169,6 +169,15 @@ def paths(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor | None]]:
         yield from paths(part, f"{prefix}/{name}" if prefix else str(name))
 
 
+def same_bits(a: Tree, b: Tree) -> bool:
+    """True if two trees have the same structure and values."""
+    found, wanted = dict(paths(a)), dict(paths(b))
+    if found.keys() != wanted.keys():
+        return False
+    pairs = ((v, wanted[name]) for name, v in found.items())
+    return all(v is w or (v is not None and w is not None and torch.equal(v, w)) for v, w in pairs)
+
+
 def check_like(tree: Tree, like: Tree) -> None:
     """Raise BadMessage unless a tree has the structure, shapes and types of another one."""
     found, wanted = dict(paths(tree)), dict(paths(like))

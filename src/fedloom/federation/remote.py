@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,15 +22,13 @@ from fedloom.engine.clients import ClientReplies, ClientRequest
 from fedloom.engine.cohort import Executor
 from fedloom.engine.screening import update_norms
 from fedloom.federation.expected import upload_like
-from fedloom.federation.messages import BadMessage, Message, check_like, paths
-from fedloom.federation.site import FAILURE, ORDER, REPLY
+from fedloom.federation.messages import BadMessage, Message, paths, same_bits
+from fedloom.federation.replies import Expected, JobResult, SplitScores, checked, columns, views
+from fedloom.federation.site import AGAIN, ORDER
 from fedloom.federation.site_store import NEVER
 from fedloom.metrics.registry import Metric
 
 log = logging.getLogger("fedloom")
-
-VIEWS = {"train": {"post"}, "evaluate": {"pre", "global"}}
-BASIC, WITH_METRIC = 3, 4  # numbers of a score
 
 
 class Link(Protocol):
@@ -89,6 +86,7 @@ class RemoteClients:
         minimum: int | None = None,
         repeats: int = 2,
         durable: bool = False,
+        trains_ahead: bool = True,
         metric: Metric | None = None,
         names: tuple[str, ...] = (),
     ) -> None:
@@ -100,15 +98,19 @@ class RemoteClients:
             minimum: replies that a round needs; None for all of those that are asked.
             repeats: how often sites that have failed are asked again if there are too few replies.
             durable: the server makes checkpoints.
+            trains_ahead: clients train for the next round when they are evaluated, which saves an exchange.
             names: of the clients, for messages to people.
         """
         self.alg, self.task, self.seed, self.run, self.link = alg, task, seed, run, link
         self.deadline, self.minimum, self.repeats, self.metric, self.names = deadline, minimum, repeats, metric, names
-        self.key = root(seed, "init")
+        self.trains_ahead, self.key = trains_ahead, root(seed, "init")
         self.samples = task.data.splits["train"].sizes
         self.constants = alg.constants(task, self.key)
         self.bases = Bases(task.clients, durable)
         self.store: ClientStore = self.bases
+        self._ahead: dict[
+            int, dict[int, list[JobResult]]
+        ] = {}  # by round: results of clients that have trained already
         self._upload: tuple[list[Any], Tree] | None = None  # what downloads looked like, and uploads to them must
 
     @property
@@ -121,56 +123,88 @@ class RemoteClients:
 
     def ask(self, request: ClientRequest, executor: Executor) -> ClientReplies:
         """Send a request to the sites of its clients, and collect their replies."""
-        like = self._upload_like(request) if request.job == "train" else None
-        bases = dict(zip(request.ids.tolist(), self.bases.of(request.ids).tolist(), strict=True))
-        messages = {i: self._order(request, j, bases[i]) for j, i in enumerate(request.ids.tolist())}
-        replies: dict[int, Message] = {}
-        least = len(messages) if self.minimum is None else min(self.minimum, len(messages))
+        if request.job == "evaluate":
+            return self._evaluated(request)
+        known = {i: result for i, result in self._ahead.pop(request.t, {}).items() if i in request.ids}
+        found = self._collect([request], request.ids, known)
+        ids = np.array(sorted(found), dtype=np.int64)
+        return self._trained(request.only(ids), [found[i][-1] for i in ids.tolist()], executor)
+
+    def _evaluated(self, request: ClientRequest) -> ClientReplies:
+        """Scores; clients that train next do so at once, if the request says which: that saves an exchange."""
+        after = request.then
+        ids = request.ids if after is None else np.union1d(request.ids, after.ids)
+        found = self._collect([request, *([] if after is None else [after])], ids)
+        if after is not None:
+            trained = {i: results for i, results in found.items() if results[-1].job == "train"}
+            self._ahead = {after.t: trained}
+        scores = [found[i][0].scores if i in found else None for i in request.ids.tolist()]
+        return ClientReplies(scores=self._rows(request, scores))
+
+    def _collect(
+        self, jobs: list[ClientRequest], ids: np.ndarray, known: Mapping[int, list[JobResult]] | None = None
+    ) -> dict[int, list[JobResult]]:
+        """The results of the jobs of every client that answers, up to the first that cannot be used. `known` are there
+        already."""
+        results = dict(known or {})
+        of_client = {i: [job for job in jobs if i in job.ids] for i in ids.tolist()}
+        messages = {i: self._order(mine, i) for i, mine in of_client.items() if i not in results}
+        least, t = len(ids) if self.minimum is None else min(self.minimum, len(ids)), jobs[0].t
         for attempt in range(1 + self.repeats):
-            missing = {i: message for i, message in messages.items() if i not in replies}
-            failed = {}
-            for i, answer in self.link.exchange(missing, self.deadline).items():
+            missing = {i: message for i, message in messages.items() if i not in results}
+            answers = self.link.exchange(missing, self.deadline) if missing else {}
+            for i in sorted(missing):
                 try:
-                    replies[i] = self._checked(answer, request, i, like)
+                    results[i] = self._usable(answers.get(i, "no answer"), i, of_client[i])
                 except BadMessage as error:
-                    failed[i] = str(error)
-            for i, why in sorted(failed.items()):
-                log.warning("Round %d: client %s is left out: %s.", request.t + 1, self._name(i), why)
-            if len(replies) >= least:
-                break
+                    log.warning("Round %d: client %s is left out: %s.", t + 1, self._name(i), error)
+            if len(results) >= least:
+                return results
             if attempt < self.repeats:
-                log.warning(
-                    "Round %d needs %d replies and has %d; the other clients are asked again.",
-                    request.t + 1, least, len(replies),
-                )  # fmt: skip
-        else:
-            who = ", ".join(self._name(i) for i in messages if i not in replies)
-            raise TooFewReplies(
-                f"Round {request.t + 1} needs {least} replies and has {len(replies)}; nothing usable came from clients "
-                f"{who}. Start their sites, and then the server again: it continues with this round."
-            )
-        ids = np.array(sorted(replies), dtype=np.int64)
-        ordered = [replies[i] for i in ids.tolist()]
-        return (
-            self._trained(request, ids, ordered, executor) if request.job == "train" else self._scored(request, replies)
+                has = len(results)
+                log.warning("Round %d needs %d replies and has %d; other clients are asked again.", t + 1, least, has)
+        who = ", ".join(self._name(i) for i in messages if i not in results)
+        raise TooFewReplies(
+            f"Round {t + 1} needs {least} replies and has {len(results)}; nothing usable came from clients {who}. "
+            "Start their sites, and then the server again: it continues with this round."
         )
+
+    def _usable(self, answer: Message | str, i: int, jobs: list[ClientRequest]) -> list[JobResult]:
+        """The results of a client's jobs up to the first that cannot be used, which is asked for again in its turn."""
+        trains = next((job for job in jobs if job.job == "train"), None)
+        upload = {} if trains is None else self._upload_like(trains)
+        expected = Expected(self.run, i, jobs[0].t, int(self.samples[i]), upload, self.metric is not None)
+        usable: list[JobResult] = []
+        for found in checked(answer, jobs, expected):
+            if isinstance(found, BadMessage):
+                if not usable:
+                    raise found
+                log.warning("Round %d: client %s is asked again: %s.", jobs[0].t + 1, self._name(i), found)
+                break
+            usable.append(found)
+        return usable
 
     # -- what is sent -------------------------------------------------------------------------------------------------
 
-    def _order(self, request: ClientRequest, j: int, base: int) -> Message:
-        i = int(request.ids[j])
-        scored = request.scored is None or bool(request.scored[j])
-        job = {
-            "job": request.job,
-            "splits": list(request.splits),
-            "global_splits": list(request.global_splits),
-            "scored": scored,
+    def _order(self, jobs: list[ClientRequest], i: int) -> Message:
+        """What a site is asked to do: its jobs begin from the same state and the same download."""
+        fields = {
+            "run": self.run,
+            "client": i,
+            "t": jobs[0].t,
+            "base": int(self.bases.of(np.array([i]))[0]),
+            "saved": int(self.bases.saved[i]),
+            "jobs": [_job(job, i) for job in jobs],
         }
-        saved = int(self.bases.saved[i])
-        fields = {"run": self.run, "client": i, "t": request.t, "base": base, "saved": saved, "jobs": [job]}
-        trees = {"shared": request.shared, "part": take(request.parts, slice(j, j + 1))}
-        if request.global_params is not None:
-            trees["global"] = request.global_params
+        trees: dict[str, Tree] = {}
+        for number, job in enumerate(jobs):
+            j = int(np.searchsorted(job.ids, i))
+            mine = {"shared": job.shared, "part": take(job.parts, slice(j, j + 1))}
+            if number and same_bits(mine, {name: trees[name] for name in mine}):
+                continue  # the usual case: it is sent once
+            trees |= {name + AGAIN * number: tree for name, tree in mine.items()}
+        if jobs[0].global_params is not None:
+            trees["global"] = jobs[0].global_params
         return Message(ORDER, fields, trees)
 
     def _name(self, i: int) -> str:
@@ -186,58 +220,11 @@ class RemoteClients:
             self._upload = one, upload_like(self.alg, self.task, self.seed, request)
         return self._upload[1]
 
-    def _checked(self, answer: Message | str, request: ClientRequest, i: int, like: Tree | None) -> Message:
-        """An answer that is a reply to this request; raises BadMessage for any other."""
-        if isinstance(answer, str):
-            raise BadMessage(answer)
-        if answer.kind == FAILURE:
-            raise BadMessage(f"its site says: {str(answer['why'])[:500]}")
-        if answer.kind != REPLY:
-            raise BadMessage("its answer is no reply")
-        if (answer["run"], answer["client"], answer["t"]) != (self.run, i, request.t):
-            raise BadMessage("its reply is one to another order")
-        results = answer["results"]
-        if type(results) is not list or len(results) != 1 or type(results[0]) is not dict:
-            raise BadMessage("its reply has no results")
-        self._check_scores(results[0].get("scores"), request)
-        if like is None:
-            if answer.trees:
-                raise BadMessage("its reply has an upload that was not asked for")
-            return answer
-        check_like({"up": answer.trees.get("up", {})}, {"up": like})
-        if set(answer.trees) - {"up"}:
-            raise BadMessage("its reply has more than an upload")
-        if results[0].get("n") != self.samples[i]:
-            raise BadMessage(
-                f"it has {results[0].get('n')} training samples, but it said {self.samples[i]} at the start of the run"
-            )
-        computed: Any = results[0].get("computed")
-        if not _numbers(computed, 2) or not all(math.isfinite(v) and v >= 0 for v in computed):
-            raise BadMessage("its reply does not say what it computed")
-        return answer
-
-    def _check_scores(self, scores: Any, request: ClientRequest) -> None:
-        columns = BASIC if self.metric is None else WITH_METRIC
-        if type(scores) is not dict or not set(scores) <= VIEWS[request.job]:
-            raise BadMessage("its reply has no scores")
-        for view, found in scores.items():
-            splits = request.global_splits if view == "global" or not request.splits else request.splits
-            if type(found) is not dict or set(found) != set(splits):
-                raise BadMessage(f"its {view} scores are not of the data that were asked for")
-            for split, row in found.items():
-                wide = columns if split in ("val", "test") else BASIC
-                if not _numbers(row, wide):
-                    raise BadMessage(f"its {view} scores of {split} data are not {wide} numbers")
-
-    def _trained(
-        self, request: ClientRequest, ids: np.ndarray, replies: list[Message], executor: Executor
-    ) -> ClientReplies:
-        device = self.task.data.device
+    def _trained(self, request: ClientRequest, results: list[JobResult], executor: Executor) -> ClientReplies:
+        ids, device = request.ids, self.task.data.device
         if not len(ids):
             return ClientReplies(scores={}, ids=ids)
-        request = request.only(ids)
-        results = [reply["results"][0] for reply in replies]
-        up = tree_map(lambda *rows: torch.stack(rows).to(device), *(reply.trees.get("up", {}) for reply in replies))
+        up = tree_map(lambda *rows: torch.stack(rows).to(device), *(result.up for result in results))
         norms = torch.zeros(len(ids), 3, device=device)
         if up:
             shared = {**self.constants, **request.shared}
@@ -245,12 +232,12 @@ class RemoteClients:
         info = self._info(ids, request.t)
         self.bases.accept(ids, request.t)
         return ClientReplies(
-            scores={"post": self._rows([result["scores"]["post"] for result in results])},
+            scores=self._rows(request, [result.scores for result in results]),
             ids=ids,
             up=up,
             info=info,
             norms=norms,
-            computed=torch.tensor([result["computed"] for result in results], dtype=torch.float64, device=device),
+            computed=torch.tensor([result.computed for result in results], dtype=torch.float64, device=device),
         )
 
     def _info(self, ids: np.ndarray, t: int) -> Info:
@@ -261,18 +248,20 @@ class RemoteClients:
         client, n, now, is_first, key = to_device(self.task.data.device, table).unbind()
         return Info(client, n, torch.zeros(len(ids), 0, dtype=torch.int64, device=n.device), now, is_first.bool(), key)
 
-    def _scored(self, request: ClientRequest, replies: Mapping[int, Message]) -> ClientReplies:
-        """Scores of all clients of an evaluation request; those that did not answer have no samples."""
-        each = [replies[i]["results"][0]["scores"] if i in replies else None for i in request.ids.tolist()]
-        known = next(scores for scores in each if scores is not None)
-        nothing = {view: {s: [0.0] * len(row) for s, row in found.items()} for view, found in known.items()}
-        rows = [nothing if scores is None else scores for scores in each]
-        return ClientReplies(scores={view: self._rows([scores[view] for scores in rows]) for view in known})
+    def _rows(
+        self, request: ClientRequest, scores: Sequence[dict[str, SplitScores] | None]
+    ) -> dict[str, dict[str, Tensor]]:
+        """Scores of clients, stacked; a client that did not answer counts as one without samples."""
 
-    def _rows(self, rows: list[dict[str, list[float]]]) -> dict[str, Tensor]:
-        device = self.task.data.device
-        return {s: torch.tensor([row[s] for row in rows], dtype=torch.float64, device=device) for s in rows[0]}
+        def rows(view: str, split: str) -> Tensor:
+            nothing = [0.0] * columns(split, self.metric is not None)
+            each = [nothing if one is None else one[view][split] for one in scores]
+            return torch.tensor(each, dtype=torch.float64, device=self.task.data.device)
+
+        return {view: {split: rows(view, split) for split in splits} for view, splits in views(request).items()}
 
 
-def _numbers(values: Any, count: int) -> bool:
-    return type(values) is list and len(values) == count and all(type(v) in (int, float) for v in values)
+def _job(request: ClientRequest, i: int) -> dict[str, Any]:
+    scored = request.scored is None or bool(request.scored[np.searchsorted(request.ids, i)])
+    splits = {"splits": list(request.splits), "global_splits": list(request.global_splits)}
+    return {"job": request.job, **splits, "scored": scored}

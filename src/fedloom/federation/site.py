@@ -22,6 +22,7 @@ from fedloom.federation.site_store import NEVER, SiteStore, StateMissing
 from fedloom.metrics.registry import Metric
 
 ORDER, REPLY, FAILURE = "order", "reply", "failure"  # kinds of messages
+AGAIN = "-again"  # end of the names of downloads for the second job of an order, if they are not those for the first
 REPORTS = "reports.jsonl"
 
 
@@ -72,9 +73,10 @@ class Site:
             )
         t, base, saved = (int(message[name]) for name in ("t", "base", "saved"))
         results, up = [], {}
-        for job in message["jobs"]:
+        for number, job in enumerate(message["jobs"]):
             self.store.open(base)
-            replies = self.clients.ask(self._request(message, t, job), self.executor)
+            own = AGAIN if number and "shared" + AGAIN in message.trees else ""
+            replies = self.clients.ask(self._request(message, t, job, own), self.executor)
             results.append(_result(replies))
             if job["job"] == "train":
                 up = {name: _first(part) for name, part in replies.up.items()}
@@ -84,8 +86,8 @@ class Site:
         fields = {"run": self.run, "client": self.client, "t": t, "results": results}
         return Message(REPLY, fields, {"up": up} if up else {})
 
-    def _request(self, message: Message, t: int, job: dict[str, Any]) -> ClientRequest:
-        """What is asked of the client."""
+    def _request(self, message: Message, t: int, job: dict[str, Any], own: str) -> ClientRequest:
+        """What is asked of the client; the names of its downloads end with `own`."""
         on_device = partial(_on, self.clients.task.data.device)
         more: dict[str, Any] = {}
         if job["job"] == "train":
@@ -96,8 +98,8 @@ class Site:
             job=job["job"],
             ids=np.array([self.client]),
             t=t,
-            shared=on_device(message.tree("shared")),
-            parts=on_device(message.tree("part")),
+            shared=on_device(message.tree("shared" + own)),
+            parts=on_device(message.tree("part" + own)),
             splits=tuple(job["splits"]),
             **more,
         )

@@ -62,7 +62,10 @@ def program(name: str) -> str:
 
 def environment(folder: Path) -> dict[str, str]:
     """Environment of Flower's processes, whose own files are in this folder."""
-    return {**os.environ, **QUIET, "FLWR_HOME": str(folder.absolute() / "flwr")}
+    path = (
+        f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower starts more of its programs
+    )
+    return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(folder.absolute() / "flwr")}
 
 
 class Server:
