@@ -117,7 +117,7 @@ def test_a_mistake_gets_one_sentence():
     assert done.stderr.strip() == "dtype cannot be 'float31'; did you mean 'float32'?"
 
 
-@pytest.mark.parametrize(("name", "package"), [("vs_flower", "flwr"), ("pfl_cifar10", "pfl")])
+@pytest.mark.parametrize(("name", "package"), [("vs_flower", "ray"), ("pfl_cifar10", "pfl")])
 def test_other_frameworks(name, package):
     if find_spec(package) is None:
         assert "pip install" in run(name, code=2).stderr
