@@ -12,13 +12,18 @@ from typing import Any
 from fedloom import __version__
 from fedloom.config.files import ConfigDict
 from fedloom.config.methods import FROM
-from fedloom.config.resolve import Config, combine, resolve
+from fedloom.config.resolve import Config, combine, configure, flat, resolve
 from fedloom.core.errors import UserError, shown
 from fedloom.core.federation import SPLITS, Federation
 from fedloom.core.keys import root
+from fedloom.core.preprocessing import Preprocessing
+from fedloom.core.settings import build
+from fedloom.core.task import Task
 from fedloom.core.tree import tree_map
+from fedloom.data.sets.own import OwnData
 from fedloom.device.torch_settings import deterministic, precision
 from fedloom.engine.clients import initial_state
+from fedloom.federation import own_data
 from fedloom.federation.messages import BadMessage, Message, decode, encode
 from fedloom.federation.site import FAILURE, ORDER, Site
 from fedloom.metrics.registry import find_metric
@@ -28,10 +33,14 @@ from fedloom.studies.build import make_data, make_task
 
 log = logging.getLogger("fedloom")
 
-HELLO, OFFER, SETUP, READY = "hello", "offer", "setup", "ready"  # kinds of messages before training
+# Kinds of messages before training, and the answers to them. AGREE and COUNTED are of runs on the sites' own data.
+HELLO, OFFER = "hello", "offer"
+AGREE, COUNTED = "agree", "counted"
+SETUP, READY = "setup", "ready"
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 SETUP_FILE = "setup.safetensors"
 LOCAL = ("data_dir", "device")  # what a site decides, besides its data
+OF_DATA = ("dataset", "partition", "clients", "head")  # what a configuration does not say of own data
 
 
 class Host:
@@ -46,7 +55,16 @@ class Host:
         """
         self.client, self.folder, self.local = client, folder, local
         self.sites: dict[str, Site] = {}
+        section = local.get("dataset")
+        self.dataset = dict(section) if isinstance(section, Mapping) else {"name": section}
         self._data: tuple[Any, Federation] | None = None  # what was read last, and for which configuration
+
+    @property
+    def own(self) -> OwnData | None:
+        """The site's own data; None if it takes part with a part of a data set that has a name."""
+        if self.dataset.get("name") != OwnData.name:
+            return None
+        return build(OwnData, {k: v for k, v in self.dataset.items() if k != "name"}, "dataset 'own'")
 
     def handle(self, message: Message) -> Message:
         """The answer to a message; one that says what is wrong if it cannot be carried out."""
@@ -62,8 +80,11 @@ class Host:
         if not isinstance(run, str) or not RUN_NAME.fullmatch(run):
             raise BadMessage("the name of a run consists of lower-case letters, digits and hyphens")
         if message.kind == HELLO:
-            data = self._read(self._config(message))
-            return Message(OFFER, {"client": self.client, "version": __version__, "samples": self._samples(data)})
+            return self._offer(message)
+        if message.kind == AGREE:
+            samples = self._samples(message)
+            counted = {"samples": samples.sizes, "moments": own_data.to_json(samples.moments())}
+            return Message(COUNTED, {"client": self.client, **counted})
         if message.kind == SETUP:
             site = self._made(run, message)
             make_folder(self.folder)
@@ -75,6 +96,45 @@ class Host:
             return self._site(run).handle(message)
         raise BadMessage(f"a site does not know what to do with a message of kind '{shown(message.kind)}'")
 
+    # -- before training ----------------------------------------------------------------------------------------------
+
+    def _offer(self, message: Message) -> Message:
+        """What the site has: of own data, how its samples would be encoded."""
+        config, fields = self._checked(message), {"client": self.client, "version": __version__}
+        if (own := self.own) is not None:
+            about = own_data.described(own).to_json()
+            return Message(OFFER, {**fields, "about": about, "normalise": own.normalise})
+        data = self._read(self._resolved(config))
+        return Message(OFFER, {**fields, "samples": {s: int(data.splits[s].sizes[self.client]) for s in SPLITS}})
+
+    def _samples(self, message: Message) -> own_data.LocalSamples:
+        own = self.own
+        if own is None:
+            raise BadMessage("this site has no data of its own")
+        agreed = Preprocessing.from_json(message["about"])
+        train, val, test = (float(share) for share in message["split"])
+        return own_data.LocalSamples(
+            own, agreed, (train, val, test), int(message["partition_seed"]), bool(message["stratify"])
+        )
+
+    def _checked(self, message: Message) -> ConfigDict:
+        """The server's configuration; raises UserError if it is one that a site does not carry out. A server never
+        chooses what is read."""
+        asked = message["config"]
+        if not isinstance(asked, dict):
+            raise BadMessage("the configuration is missing")
+        section = asked.get("dataset") or {}
+        name = section.get("name") if isinstance(section, dict) else section
+        if name != self.dataset.get("name"):
+            have = shown(self.dataset.get("name"))
+            raise UserError(f"the run is about the data set {shown(name)!a}, but this site takes part with {have!a}")
+        method = asked.get("algorithm")
+        if isinstance(method, dict) and FROM in method:
+            raise UserError("the server would have this site load a method from a file; install it as a package here")
+        return asked
+
+    # -- the site of a run --------------------------------------------------------------------------------------------
+
     def _site(self, run: str) -> Site:
         """The site of a run that was set up, perhaps by an earlier process."""
         if run not in self.sites:
@@ -85,27 +145,32 @@ class Host:
         return self.sites[run]
 
     def _made(self, run: str, message: Message) -> Site:
-        config = self._config(message)
-        s, data = config.settings, self._read(config)
+        config, task = self._task(message)
+        s, alg = config.settings, config.algorithm
         with deterministic(s.deterministic), precision(s.dtype):
-            task = make_task(config, replace(data, mean_samples_of_all=float(message["mean_samples"])))
-            task = replace(task, data=task.data.only([self.client]))
-            alg = config.algorithm
             start = initial_state(alg, task, s.seed, alg.init_server(task, root(s.seed, "init")))
             constants = tree_map(lambda v: v.to(task.data.device), message.tree("constants"))
-            metric = None if s.metric == basic_metric(data.kind) else find_metric(s.metric, data.kind)
+            metric = None if s.metric == basic_metric(task.data.kind) else find_metric(s.metric, task.data.kind)
             start = start._replace(constants=constants)
             return Site(self.client, alg, task, s.seed, start, self.folder / run, run, metric=metric)
 
-    def _config(self, message: Message) -> Config:
-        """The configuration of a run: the server's, but with the site's own data."""
-        asked = message["config"]
-        if not isinstance(asked, dict):
-            raise BadMessage("the configuration is missing")
-        _check_data(asked, self.local)
-        method = asked.get("algorithm")
-        if isinstance(method, dict) and FROM in method:
-            raise UserError("the server would have this site load a method from a file; install it as a package here")
+    def _task(self, message: Message) -> tuple[Config, Task]:
+        """The configuration of a run at this site, and its task with this site's samples."""
+        asked, mean = self._checked(message), float(message["mean_samples"])
+        if self.own is None:
+            config = self._resolved(asked)
+            task = make_task(config, replace(self._read(config), mean_samples_of_all=mean))
+            return config, replace(task, data=task.data.only([self.client]))
+        samples, final = self._samples(message), Preprocessing.from_json(message["final"])
+        config = configured(asked, samples.federation(final, self.client, int(message["clients"]), mean), self._local())
+        task = make_task(config, make_data(config), complete=False)
+        return config, replace(task, batch_size=int(message["batch_size"]))
+
+    def _local(self) -> ConfigDict:
+        return {"device": self.local.get("device", "auto")}
+
+    def _resolved(self, asked: ConfigDict) -> Config:
+        """The configuration of a run on a data set with a name: the server's, but with the site's files."""
         own = {key: None if key == "data_dir" else "auto" for key in LOCAL} | dict(self.local)
         return resolve(combine(asked, own))
 
@@ -115,13 +180,19 @@ class Host:
             self._data = key, make_data(config)
         return self._data[1]
 
-    def _samples(self, data: Federation) -> dict[str, int]:
-        return {split: int(data.splits[split].sizes[self.client]) for split in SPLITS}
+
+def configured(asked: ConfigDict, data: Federation, local: ConfigDict | None = None) -> Config:
+    """The configuration of a run on own data: what was asked for, with the federation in place of files."""
+    values = flat({key: value for key, value in asked.items() if key not in (*OF_DATA, *LOCAL)})
+    model = values.pop("model", None) or usual_model(data)
+    return configure(values.pop("algorithm", "ditto"), data, model=model, values={**values, **(local or {})})
 
 
-def _check_data(asked: Mapping[str, Any], local: Mapping[str, Any]) -> None:
-    """Raise UserError unless a server asks for the data that a site has for it: a server never chooses what is read."""
-    name, own = ((config.get("dataset") or {}) for config in (asked, local))
-    name, own = (value.get("name") if isinstance(value, dict) else value for value in (name, own))
-    if name != own:
-        raise UserError(f"the run is about the data set {shown(name)!a}, but this site takes part with {shown(own)!a}")
+def usual_model(data: Federation) -> str:
+    """The name of the model that is used unless another is asked for."""
+    if data.vocab is not None:
+        return "fasttext"
+    if data.x.dim() == 4:
+        side = min(data.x.shape[2:])
+        return "cnn4" if side >= 16 else "cnn8" if side >= 4 else "mlp"
+    return "mlp"

@@ -5,26 +5,32 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedloom import __version__
+from fedloom.config.files import ConfigDict
 from fedloom.config.methods import FROM
 from fedloom.config.resolve import Config, describe
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError
 from fedloom.core.federation import SPLITS, Federation
 from fedloom.core.keys import root
+from fedloom.core.preprocessing import Preprocessing
 from fedloom.core.task import Task
-from fedloom.federation.host import HELLO, LOCAL, OFFER, READY, SETUP
+from fedloom.data.moments import merge_moments
+from fedloom.data.sets.own import OwnData
+from fedloom.data.user_data.merging import merge
+from fedloom.federation import own_data
+from fedloom.federation.host import AGREE, COUNTED, HELLO, LOCAL, OFFER, READY, SETUP, configured
 from fedloom.federation.messages import BadMessage, Message
 from fedloom.federation.remote import Link, RemoteClients
 from fedloom.federation.site import FAILURE
 from fedloom.metrics.registry import find_metric
 from fedloom.metrics.scores import basic_metric
-from fedloom.runs.directory import AT_SITES
+from fedloom.runs.directory import AT_SITES, RunDirectory
 from fedloom.storage.files import json_writer, write_file
 from fedloom.studies.build import make_data
 from fedloom.studies.callbacks import Callback
@@ -32,6 +38,8 @@ from fedloom.studies.execute import execute_group
 from fedloom.studies.result import Result
 
 log = logging.getLogger("fedloom")
+
+OWN_USUAL = {**OwnData.usual, "split": [0.7, 0.1, 0.2], "partition_seed": 1}  # of runs on own data
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,142 @@ class Terms:
     repeats: int = 2  # how often sites that have failed are asked again if there are too few replies
 
 
+class Server:
+    """Sets up a run at all sites, and carries it out."""
+
+    def __init__(self, link: Link, terms: Terms | None = None) -> None:
+        self.link, self.terms = link, terms or Terms()
+
+    def run(
+        self, config: Config, *, out: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()
+    ) -> Result:
+        """Carry out a run on a data set with a name, of which client i is at site i.
+
+        In a folder, a checkpoint is made after every round, and `resume` continues from the last one.
+        """
+        sent, data = _for_sites(describe(config)), make_data(config).without_samples()
+
+        def start(task: Task, run: str) -> dict[str, Any]:
+            offers = self._all(HELLO, OFFER, data.clients, {"run": run, "config": sent})
+            for i, offer in offers.items():
+                _check_sizes(i, offer, data)
+            return {"config": sent}
+
+        return self._execute(config, data, start, out, resume, callbacks)
+
+    def run_on_own_data(
+        self,
+        asked: ConfigDict,
+        clients: int,
+        *,
+        out: str | Path | None = None,
+        resume: bool = False,
+        callbacks: Sequence[Callback] = (),
+    ) -> Result:
+        """Carry out a run on the data that the sites have, one client each. What they have in common is agreed on
+        first: columns, words, classes, and the scale of numbers. `asked` has method, model and settings."""
+        asked = _for_sites({**OWN_USUAL, **asked, "dataset": {"name": OwnData.name}})
+        more = {"config": asked, **{name: asked[name] for name in ("split", "partition_seed", "stratify")}}
+        run = _known_run(out)
+        if run is not None and out is not None:
+            directory = RunDirectory(Path(out))
+            directory.config()
+            final, agreed, sizes = directory.preprocessing(), None, directory.split_sizes()
+            each = [{name: sizes[name][i] for name in SPLITS} for i in range(clients)]
+        else:
+            agreed, final, each = self._agree(clients, more)
+        data = own_data.server_federation(final, each)
+        config = configured(asked, data)
+
+        def start(task: Task, run: str) -> dict[str, Any]:
+            assert agreed is not None
+            about = {"about": agreed.to_json(), "final": final.to_json()}
+            return {**more, **about, "clients": clients, "batch_size": task.batch_size}
+
+        return self._execute(config, make_data(config), start, out, resume, callbacks)
+
+    # -- before training ----------------------------------------------------------------------------------------------
+
+    def _agree(
+        self, clients: int, more: Mapping[str, Any]
+    ) -> tuple[Preprocessing, Preprocessing, list[dict[str, int]]]:
+        """How samples are encoded at all sites, the same with the scale of numbers, and everybody's sample counts."""
+        run = {"run": "agreement", **more}
+        offers = self._all(HELLO, OFFER, clients, run)
+        try:
+            each = {f"Site {i}": Preprocessing.from_json(offers[i]["about"]) for i in range(clients)}
+            normalise = {bool(offers[i]["normalise"]) for i in range(clients)}
+            for i in range(clients):
+                _check_version(i, offers[i])
+            agreed = merge(each)
+            if len(normalise) > 1:
+                raise UserError("Some sites have normalise=true and some have not; set the same at all.")
+            counted = self._all(AGREE, COUNTED, clients, {**run, "about": agreed.to_json()})
+            moments = [own_data.from_json(counted[i]["moments"], agreed) for i in range(clients)]
+            sizes = [{name: int(counted[i]["samples"][name]) for name in SPLITS} for i in range(clients)]
+        except (BadMessage, KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"A site does not say what it has ({error}); install the same FedLoom everywhere."
+            ) from None
+        merged = {name: merge_moments([one[name] for one in moments]) for name in moments[0]}
+        return agreed, own_data.scaled(agreed, merged, normalise.pop()), sizes
+
+    def _execute(
+        self,
+        config: Config,
+        data: Federation,
+        start: Callable[[Task, str], dict[str, Any]],
+        out: str | Path | None,
+        resume: bool,
+        callbacks: Sequence[Callback],
+    ) -> Result:
+        """The results of a run. `start` prepares a new one, and returns what its sites need to know."""
+        s = replace(config.settings, engine="reference", checkpoint_every=1)
+        terms = self.terms
+
+        def make_clients(alg: Algorithm, task: Task) -> RemoteClients:
+            run = _known_run(out)
+            if run is None:
+                run = f"{alg.name}-{secrets.token_hex(8)}"
+                fields = {"run": run, "mean_samples": task.data.mean_samples, **start(task, run)}
+                constants = {"constants": alg.constants(task, root(s.seed, "init"))}
+                self._all(SETUP, READY, task.clients, fields, constants)
+                log.info("All %d sites are ready for run %s.", task.clients, run)
+            if out is not None:
+                write_file(Path(out) / AT_SITES, json_writer({"run": run}))
+            metric = None if s.metric == basic_metric(task.data.kind) else find_metric(s.metric, task.data.kind)
+            return RemoteClients(
+                alg, task, s.seed, run, self.link, deadline=terms.deadline, minimum=terms.minimum,
+                repeats=terms.repeats, durable=out is not None, metric=metric, names=task.data.client_names,
+            )  # fmt: skip
+
+        options: dict[str, Any] = {"out": [out], "resume": resume, "callbacks": callbacks}
+        (result,) = execute_group([replace(config, settings=s)], data=data, make_clients=make_clients, **options)
+        return result
+
+    def _all(
+        self, kind: str, answer: str, clients: int, fields: Mapping[str, Any], trees: Mapping[str, Any] | None = None
+    ) -> dict[int, Message]:
+        """The answers of all sites; a run cannot begin without one of them."""
+        messages = {i: Message(kind, {**fields, "client": i}, trees or {}) for i in range(clients)}
+        found: dict[int, Message] = {}
+        wrong: dict[int, str] = {}
+        for _ in range(1 + self.terms.repeats):
+            missing = {i: message for i, message in messages.items() if i not in found}
+            wrong = {}
+            for i, got in self.link.exchange(missing, self.terms.deadline).items():
+                if isinstance(got, Message) and got.kind == answer:
+                    found[i] = got
+                else:
+                    wrong[i] = got if isinstance(got, str) else _why(got)
+            if not wrong:
+                return found
+            for i, why in sorted(wrong.items()):
+                log.warning("Site %d is not ready: %s.", i, why)
+        who = ", ".join(map(str, sorted(wrong)))
+        raise UserError(f"The run cannot begin without the sites {who}: {next(iter(wrong.values()))}.")
+
+
 def serve(
     config: Config,
     link: Link,
@@ -52,29 +196,8 @@ def serve(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Carry out a run with the sites that a link reaches; one site has one client.
-
-    In a folder, a checkpoint is made after every round, and `resume` continues from the last one.
-    """
-    terms = terms or Terms()
-    s = replace(config.settings, engine="reference", checkpoint_every=1)
-    config = replace(config, settings=s)
-    data = make_data(config).without_samples()
-
-    def make_clients(alg: Algorithm, task: Task) -> RemoteClients:
-        run = _known_run(out) or _start(config, task, link, terms)
-        if out is not None:
-            write_file(Path(out) / AT_SITES, json_writer({"run": run}))
-        metric = None if s.metric == basic_metric(data.kind) else find_metric(s.metric, data.kind)
-        return RemoteClients(
-            alg, task, s.seed, run, link, deadline=terms.deadline, minimum=terms.minimum, repeats=terms.repeats,
-            durable=out is not None, metric=metric, names=data.client_names,
-        )  # fmt: skip
-
-    (result,) = execute_group(
-        [config], out=[out], resume=resume, callbacks=callbacks, data=data, make_clients=make_clients
-    )
-    return result
+    """Carry out a run on a data set with a name, see `Server.run`."""
+    return Server(link, terms).run(config, out=out, resume=resume, callbacks=callbacks)
 
 
 def _known_run(out: str | Path | None) -> str | None:
@@ -88,60 +211,27 @@ def _known_run(out: str | Path | None) -> str | None:
         raise UserError(f"{path} is damaged; start a new run.") from None
 
 
-def _start(config: Config, task: Task, link: Link, terms: Terms) -> str:
-    """Set up a new run at all sites; returns its name."""
-    alg, data = config.algorithm, task.data
-    run = f"{alg.name}-{secrets.token_hex(8)}"
-    sent = _for_sites(describe(config))
-    hello = {i: Message(HELLO, {"run": run, "client": i, "config": sent}) for i in range(data.clients)}
-    for i, offer in _all(link, hello, OFFER, terms).items():
-        _check_offer(i, offer, data)
-    more = {"run": run, "config": sent, "mean_samples": data.mean_samples}
-    constants = {"constants": alg.constants(task, root(config.settings.seed, "init"))}
-    setup = {i: Message(SETUP, {"client": i, **more}, constants) for i in range(data.clients)}
-    _all(link, setup, READY, terms)
-    log.info("All %d sites are ready for run %s.", data.clients, run)
-    return run
-
-
 def _for_sites(config: Mapping[str, Any]) -> dict[str, Any]:
     """What of a configuration is sent: not where the server keeps its data and methods, nor its device."""
     made = {key: value for key, value in config.items() if key not in LOCAL}
-    made["algorithm"] = {key: value for key, value in config["algorithm"].items() if key != FROM}
+    if isinstance(made.get("algorithm"), Mapping):
+        made["algorithm"] = {key: value for key, value in config["algorithm"].items() if key != FROM}
     return made
-
-
-def _all(link: Link, messages: Mapping[int, Message], kind: str, terms: Terms) -> dict[int, Message]:
-    """The answers of all sites; a run cannot begin without one of them."""
-    answers: dict[int, Message] = {}
-    for attempt in range(1 + terms.repeats):
-        missing = {i: message for i, message in messages.items() if i not in answers}
-        wrong = {}
-        for i, answer in link.exchange(missing, terms.deadline).items():
-            if isinstance(answer, Message) and answer.kind == kind:
-                answers[i] = answer
-            else:
-                wrong[i] = answer if isinstance(answer, str) else _why(answer)
-        if not wrong:
-            return answers
-        for i, why in sorted(wrong.items()):
-            log.warning("Site %d is not ready: %s.", i, why)
-        if attempt == terms.repeats:
-            break
-    raise UserError(
-        f"The run cannot begin without the sites {', '.join(map(str, sorted(wrong)))}: {next(iter(wrong.values()))}."
-    )
 
 
 def _why(answer: Message) -> str:
     return str(answer["why"])[:500] if answer.kind == FAILURE else f"its answer is of kind '{answer.kind[:20]}'"
 
 
-def _check_offer(i: int, offer: Message, data: Federation) -> None:
+def _check_version(i: int, offer: Message) -> None:
+    if offer["version"] != __version__:
+        raise UserError(f"Site {i} has FedLoom {offer['version']}, the server {__version__}; install the same.")
+
+
+def _check_sizes(i: int, offer: Message, data: Federation) -> None:
     """Raise UserError unless a site has the FedLoom and the samples that the server expects."""
     try:
-        if offer["version"] != __version__:
-            raise UserError(f"Site {i} has FedLoom {offer['version']}, the server {__version__}; install the same.")
+        _check_version(i, offer)
         for split in SPLITS:
             found, expected = offer["samples"][split], int(data.splits[split].sizes[i])
             if found != expected:

@@ -102,8 +102,9 @@ def _rare_classes(config: Config, data: Federation) -> list[str]:
     ]
 
 
-def make_task(config: Config, data: Federation | None = None) -> Task:
-    """The task of a configuration, checked. `data` may be given if they were already divided."""
+def make_task(config: Config, data: Federation | None = None, complete: bool = True) -> Task:
+    """The task of a configuration. `data` may be given if they were already divided; if they are not `complete`,
+    because those of other clients are elsewhere, sizes are not checked."""
     s = config.settings
     data = data if data is not None else make_data(config)
     _check_targets(config.algorithm, s, data)
@@ -123,7 +124,8 @@ def make_task(config: Config, data: Federation | None = None) -> Task:
         raise UserError(f"min_delta={s.min_delta:g} belongs to early stopping; set early_stopping=20, for example.")
     if s.early_stopping is not None and not data.splits["val"].sizes[: data.clients].any():
         raise UserError(NO_VALIDATION)
-    check(config.algorithm, task)
+    if complete:
+        check(config.algorithm, task)
     if s.eval_clients is not None and s.eval_clients > task.clients:
         raise UserError(f"eval_clients asks for {s.eval_clients} clients, but there are {task.clients}.")
     return task

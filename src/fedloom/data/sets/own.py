@@ -80,6 +80,10 @@ class OwnData(Dataset):
         """The number of clients that the data name, if they name any; the data are read for this."""
         return len(self._read().clients) or None
 
+    def read_part(self) -> Samples:
+        """The samples at the path as those of one site of a federation, which may have a single class."""
+        return read_samples(self, Issues(part=True))
+
     def _read(self) -> Samples:
         if not self.path:
             raise UserError("Your own data need a path: --dataset PATH, or fedloom.OwnData('PATH').")

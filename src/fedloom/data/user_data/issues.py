@@ -24,6 +24,7 @@ class Issues:
     """
 
     strict: bool = True
+    part: bool = False  # of data that lie in several places: other classes and clients are elsewhere
     problems: list[tuple[str, str]] = field(default_factory=list)  # kind, sentence
     remarks: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[tuple[str, str]] = field(default_factory=list)  # remarks that a run prints, too

@@ -46,6 +46,8 @@ class Samples:
         samples = self.select(valid)
         if not len(samples.y):
             raise UserError("No sample is left that could be used.")
+        if issues.part:
+            return samples
         check_target(Target(samples.target, samples.y, samples.classes), label)
         if samples.client is not None and len(samples.clients) == 1:
             issues.problem(
