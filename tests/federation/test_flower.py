@@ -52,6 +52,6 @@ def same_records(found, expected):
 @pytest.mark.parametrize("name", methods())
 def test_flower_gives_what_one_process_gives(name, tmp_path):
     config = config_for(name)
-    job = {"config": describe(config), "terms": TERMS, "out": str(tmp_path / "run")}
+    job = {"config": describe(config), "terms": TERMS, "clients": None, "out": str(tmp_path / "run")}
     run_server_app(tmp_path / "server", grid(tmp_path), job)
     same_records(load(tmp_path / "run"), reference(config))

@@ -118,9 +118,9 @@ class Server:
             normalise = {bool(offers[i]["normalise"]) for i in range(clients)}
             for i in range(clients):
                 _check_version(i, offers[i])
-            agreed = merge(each)
             if len(normalise) > 1:
                 raise UserError("Some sites have normalise=true and some have not; set the same at all.")
+            agreed = merge(each)
             counted = self._all(AGREE, COUNTED, clients, {**run, "about": agreed.to_json()})
             moments = [own_data.from_json(counted[i]["moments"], agreed) for i in range(clients)]
             sizes = [{name: int(counted[i]["samples"][name]) for name in SPLITS} for i in range(clients)]

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedloom.config.resolve import resolve
 from fedloom.federation.flower.link import FlowerLink
-from fedloom.federation.serve import Terms, serve
+from fedloom.federation.serve import Server, Terms
 
 JOB_FILE = "job.json"  # in the folder of a server: configuration, terms, and where the results go
 
@@ -21,4 +21,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Carry out, or continue, the run that the server's folder describes."""
     job = json.loads((Path(str(context.run_config["fedloom-server"])) / JOB_FILE).read_text())
-    serve(resolve(job["config"]), FlowerLink(grid), Terms(**job["terms"]), out=job["out"], resume=True)
+    server, out = Server(FlowerLink(grid), Terms(**job["terms"])), job["out"]
+    if job["clients"] is None:
+        server.run(resolve(job["config"]), out=out, resume=True)
+    else:
+        server.run_on_own_data(job["config"], job["clients"], out=out, resume=True)

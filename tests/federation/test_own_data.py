@@ -1,0 +1,236 @@
+"""Sites with data of their own agree on columns, words, classes and scales, and then train as one federation."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedloom import load
+from fedloom.core.errors import UserError
+from fedloom.core.preprocessing import Column, Preprocessing
+from fedloom.data.moments import Moments, merge_moments
+from fedloom.data.sets.own import OwnData
+from fedloom.data.user_data.merging import merge
+from fedloom.federation.host import Host
+from fedloom.federation.links import InProcess
+from fedloom.federation.messages import decode
+from fedloom.federation.own_data import LocalSamples
+from fedloom.federation.serve import Server, Terms
+
+TERMS = Terms(repeats=0)
+WORDS = (["icu", "ward"], ["er", "ward"], ["icu"])
+CLASSES = (["2", "10"], ["10", "other"], ["2"])  # the last site has one class only
+
+
+def rows(i, n=40):
+    """A table of site i: a number whose mean is large beside its spread, words, a class."""
+    draw = np.random.default_rng(i)
+    found = []
+    for _ in range(n):
+        label = CLASSES[i][draw.integers(len(CLASSES[i]))]
+        stamp = 1.7e9 + 3 * i + draw.normal()
+        found.append((draw.normal(50 + 20 * (label == "10"), 5), WORDS[i][draw.integers(len(WORDS[i]))], stamp, label))
+    return found
+
+
+def write_csv(path, table, header="age,ward,stamp,label"):
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in table)]) + "\n")
+    return path
+
+
+def host(tmp_path, i, path, **options):
+    local = {"dataset": {"name": "own", "path": str(path), **options}, "device": "cpu"}
+    return Host(i, tmp_path / f"site-{i}", local)
+
+
+def three_sites(tmp_path, **options):
+    return {i: host(tmp_path, i, write_csv(tmp_path / f"{i}.csv", rows(i)), **options) for i in range(3)}
+
+
+def serve(sites, tmp_path=None, resume=False, **asked):
+    link, out = InProcess(sites), None if tmp_path is None else tmp_path / "run"
+    usual = {"algorithm": "fedavg", "rounds": 2, **asked}
+    return Server(link, TERMS).run_on_own_data(usual, len(sites), out=out, resume=resume), link
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "gpfl", "pfedkt", "plgu-lf"])
+def test_methods_learn_from_data_that_stay_at_the_sites(method, tmp_path):
+    result, _ = serve(three_sites(tmp_path), algorithm=method, rounds=12, lr=0.05)
+    assert result.last()["pre_acc_mean"] > 70
+
+
+def test_words_and_classes_are_those_of_all_sites(tmp_path):
+    serve(three_sites(tmp_path), tmp_path)
+    found = json.loads((tmp_path / "run" / "preprocessing.json").read_text())
+    assert found["classes"] == ["10", "2", "other"]
+    assert [(c["name"], c["words"]) for c in found["columns"]] == [
+        ("age", None), ("ward", ["er", "icu", "ward"]), ("stamp", None)
+    ]  # fmt: skip
+
+
+def test_scales_are_those_of_all_training_samples(tmp_path):
+    """Also of a column whose mean is a billion times its spread."""
+    serve(three_sites(tmp_path), tmp_path)
+    about = Preprocessing.from_json(json.loads((tmp_path / "run" / "preprocessing.json").read_text()))
+    samples = [
+        LocalSamples(OwnData(str(tmp_path / f"{i}.csv")), replace(about, numbers=None), (0.7, 0.1, 0.2), 1, True)
+        for i in range(3)
+    ]
+    every, numbers = np.concatenate([one.x[one.splits["train"]] for one in samples]), about.to_json()["numbers"]
+    for column in (0, 4):
+        assert numbers["mean"][column] == pytest.approx(every[:, column].mean(), rel=1e-12)
+        assert numbers["std"][column] == pytest.approx(every[:, column].std(), rel=1e-6)
+    assert numbers["mean"][1:4] == [0, 0, 0]
+    assert numbers["std"][1:4] == [1, 1, 1]
+
+
+def test_a_site_with_other_samples_is_scored_on_its_own_classes(tmp_path):
+    """Class indices mean the same everywhere: a model that knows site 0 only is right about the class 2 at site 2."""
+    result, _ = serve(three_sites(tmp_path), algorithm="local", rounds=5)
+    last = result.clients.to_pandas().query("round == 5").set_index("client")
+    assert last.loc[2, "pre_acc"] == 100  # it has one class
+
+
+def test_a_run_on_own_data_continues(tmp_path):
+    whole, _ = serve(three_sites(tmp_path), tmp_path, algorithm="ditto", rounds=4)
+    other = tmp_path / "other"
+    other.mkdir()
+    serve(three_sites(other), other, algorithm="ditto", rounds=2)
+    again, link = serve(three_sites(other), other, resume=True, algorithm="ditto", rounds=4)
+    kinds = [decode(order).kind for _, order, _ in link.log]
+    assert set(kinds) == {"order"}  # nothing is agreed on again
+    assert [repr(row) for row in again.rounds] == [repr(row) for row in whole.rounds]
+    assert len(load(other / "run").rounds) == 4
+
+
+def test_before_training_only_descriptions_and_moments_are_sent(tmp_path):
+    _, link = serve(three_sites(tmp_path))
+    fields = {}
+    for _, _, answer in link.log:
+        reply = decode(answer)
+        if reply.kind != "reply":
+            fields[reply.kind] = set(reply.fields)
+            assert not reply.trees
+        for row in rows(0):
+            assert str(row[0]).encode() not in answer  # no value of a sample
+    assert fields == {
+        "offer": {"client", "version", "about", "normalise"},
+        "counted": {"client", "samples", "moments"},
+        "ready": {"client", "run"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"header": "age,ward,time,label"}, "Site 1 has no column 'stamp', which Site 0 has"),
+        ({"header": "age,ward,stamp,other,label", "extra": True}, "Site 1 has a column 'other', which Site 0 has not"),
+        ({"ward": "7"}, "Column 'ward' has numbers at Site 1 and words at Site 0"),
+        ({"missing": "mean"}, "Site 0 has the setting missing= refuse, but Site 1 has mean"),
+        ({"normalise": False}, "Some sites have normalise=true and some have not"),
+        ({"path": "absent.csv"}, "The run cannot begin without the sites 1"),
+    ],
+)
+def test_sites_that_do_not_fit_together_are_named(change, said, tmp_path):
+    table = rows(1)
+    if "ward" in change:
+        table = [(a, change["ward"], b, c) for a, _, b, c in table]
+    if "extra" in change:
+        table = [(a, b, c, 1, d) for a, b, c, d in table]
+    sites = three_sites(tmp_path)
+    path = write_csv(tmp_path / "1.csv", table, change.get("header", "age,ward,stamp,label"))
+    options = {k: v for k, v in change.items() if k in ("missing", "normalise")}
+    sites[1] = host(tmp_path, 1, tmp_path / change.get("path", path), **options)
+    with pytest.raises(UserError, match=said):
+        serve(sites)
+
+
+def test_missing_numbers_become_the_mean_of_all_sites(tmp_path):
+    sites = {}
+    for i in range(3):
+        table = [("" if k == 3 else a, b, c, d) for k, (a, b, c, d) in enumerate(rows(i))]
+        sites[i] = host(tmp_path, i, write_csv(tmp_path / f"{i}.csv", table), missing="mean")
+    serve(sites, tmp_path)
+    numbers = json.loads((tmp_path / "run" / "preprocessing.json").read_text())["numbers"]
+    assert numbers["fill"][0] == numbers["mean"][0]
+    for i, site in sites.items():
+        (made,) = site.sites.values()
+        assert np.isfinite(made.clients.task.data.x.numpy()).all()
+        assert (made.clients.task.data.x[:, 0] == 0).sum() == 1, i
+
+
+def test_numbers_as_targets_are_scaled_alike(tmp_path):
+    sites = {}
+    for i in range(3):
+        table = [(a, b, c, 3 * a + 100 * i) for a, b, c, _ in rows(i)]
+        path = write_csv(tmp_path / f"{i}.csv", table)
+        sites[i] = host(tmp_path, i, path, target="number")
+    result, _ = serve(sites, tmp_path, algorithm="ditto", rounds=20)
+    assert result.metric == "rmse"
+    assert result.last()["pre_rmse_mean"] < 60  # the standard deviation of a site's targets is about 30
+
+
+def test_arrays_and_pictures(tmp_path):
+    for kind, shape in (("array", (6,)), ("image", (8, 8, 3))):
+        sites = {}
+        for i in range(2):
+            draw = np.random.default_rng(i)
+            x = (
+                draw.integers(0, 255, (20, *shape), dtype=np.uint8)
+                if kind == "image"
+                else draw.normal(size=(20, *shape))
+            )
+            path = tmp_path / f"{kind}{i}.npz"
+            np.savez(path, x=x, y=draw.integers(0, 3, 20))
+            sites[i] = host(tmp_path / kind, i, path)
+        result, _ = serve(sites, rounds=1)
+        assert result.last()["cohort"] == 2
+
+
+def preprocessing(**changes):
+    usual = {
+        "kind": "table",
+        "shape": (2,),
+        "dtype": "float64",
+        "classes": ("0", "1"),
+        "columns": (Column("a"), Column("b")),
+    }
+    return Preprocessing(**{**usual, **changes})
+
+
+def test_the_first_site_decides_about_the_order_of_columns():
+    other = preprocessing(columns=(Column("b"), Column("a")))
+    assert merge({"x": preprocessing(), "y": other}).columns == (Column("a"), Column("b"))
+
+
+def test_classes_are_ordered_by_value_if_they_are_numbers():
+    names = merge({"x": preprocessing(classes=("2", "10")), "y": preprocessing(classes=("1.5", "2"))}).classes
+    assert names == ("1.5", "2", "10")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (preprocessing(kind="image"), "x has rows of a table, but y has pictures"),
+        (preprocessing(target="number"), "The target of x is classes, but that of y is a number"),
+        (preprocessing(dtype="float32"), "x has samples of the type float64, but y has float32"),
+        (preprocessing(kind="text"), "Texts need a common vocabulary"),
+    ],
+)
+def test_what_cannot_be_merged(other, said):
+    with pytest.raises(UserError, match=said):
+        merge({"x": preprocessing(), "y": other})
+
+
+def test_merged_moments_are_those_of_all_values():
+    draw = np.random.default_rng(3)
+    parts = [1e9 + draw.normal(size=(n, 3)) * [1, 5, 0] for n in (1, 40, 0, 7)]
+    for part in parts:
+        part[: len(part) // 3, 1] = np.nan
+    whole, merged = np.concatenate(parts), merge_moments([Moments.of(part) for part in parts])
+    assert merged.n.tolist() == (~np.isnan(whole)).sum(0).tolist()
+    assert merged.mean == pytest.approx(np.nanmean(whole, 0), rel=1e-15)
+    assert merged.std == pytest.approx(
+        np.nanstd(whole, 0), rel=1e-6
+    )  # the mean of the first column is a billion times its spread
