@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli import completion, data, models
+from fedloom.cli import completion, data, models, sites
 from fedloom.cli.command import Command, Group, UsageError, examples
 from fedloom.cli.console import begin, err, no_warnings, out
 from fedloom.cli.options import ConfigDict, Json, option, pairs, with_settings
@@ -432,6 +432,7 @@ def list_(
 
 
 app.add_typer(data.app, name="data")
+sites.add_commands(app)
 
 
 @app.callback()

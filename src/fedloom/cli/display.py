@@ -122,6 +122,44 @@ class RoundProgress(Callback):
             self._bar.update(self._task, score=_progress(means))
 
 
+@contextmanager
+def served_rounds(console: Console, folder: Path) -> Iterator[Callable[[], None]]:
+    """A function that prints what is new in the folder of a run that another process carries out: evaluated rounds, and
+    warnings such as that a site did not answer."""
+    yield ServedRounds(console, folder).watch
+
+
+class ServedRounds:
+    """Reads the files of a run again and again."""
+
+    def __init__(self, console: Console, folder: Path) -> None:
+        self.console, self.folder = console, folder
+        self.rounds, self.lines = len(self._rounds()), len(self._log())
+
+    def watch(self) -> None:
+        """Print what is new."""
+        log, rounds = self._log(), self._rounds()
+        for line in log[self.lines :]:
+            if " WARNING " in line:
+                self.console.print(line.partition(" WARNING ")[2], highlight=False, markup=False, soft_wrap=True)
+        for row in rounds[self.rounds :]:
+            self.console.print(f"Round {row['round']}: {_progress(row)}", highlight=False, soft_wrap=True)
+        self.lines, self.rounds = len(log), len(rounds)
+
+    def _log(self) -> list[str]:
+        path = self.folder / "run.log"
+        return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+    def _rounds(self) -> list[dict[str, Any]]:
+        from fedloom.storage.files import Damaged, read_table
+
+        path = self.folder / "rounds.parquet"
+        try:
+            return read_table(path).to_pylist() if path.exists() else []
+        except Damaged:  # it is being replaced
+            return []
+
+
 _PROGRESS = ("pre_acc_mean", "pre_acc_low5", "pre_rmse_mean", "pre_rmse_low5")  # what a progress bar shows
 
 

@@ -23,6 +23,7 @@ SERVER_KEY, SERVER_CERTIFICATE = "server.key", "server.crt"
 NODE_KEY, NODE_PUBLIC = "node.key", "node.pub"
 SERVER, SITES = "server", "sites"  # folders: of the server, and in it of the sites' public keys
 PRIVATE, PUBLIC = 0o600, 0o644  # modes of files
+HERE = ("localhost", "127.0.0.1")  # the server is also asked from its own machine
 CLOCK = datetime.timedelta(minutes=5)  # by which clocks of machines may differ
 
 Key = ec.EllipticCurvePrivateKey
@@ -31,6 +32,7 @@ Key = ec.EllipticCurvePrivateKey
 def make_keys(folder: Path, hosts: Sequence[str], sites: int, days: int = 365) -> list[Path]:
     """Make what a federation needs: in `server/` the certificates of its server, and for every site a folder that goes
     to this site's machine. What is there already stays; returns the folders."""
+    make_folder(folder)
     made = [make_server(folder / SERVER, hosts, days)]
     for client in range(sites):
         made.append(make_site(folder / f"site-{client}", client, folder / SERVER))
@@ -41,7 +43,7 @@ def make_server(folder: Path, hosts: Sequence[str], days: int = 365) -> Path:
     """A certificate authority, and a certificate for a server that is reached under these names or addresses."""
     if not hosts:
         raise UserError("A server needs the name or address under which sites reach it; give --host.")
-    make_folder(folder)
+    _private_folder(folder)
     make_folder(folder / SITES)
     if not (folder / CA_KEY).exists():
         key = ec.generate_private_key(ec.SECP384R1())
@@ -52,7 +54,8 @@ def make_server(folder: Path, hosts: Sequence[str], days: int = 365) -> Path:
         authority_key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
         assert isinstance(authority_key, Key)
         key = ec.generate_private_key(ec.SECP384R1())
-        own = _certificate(authority_key, "FedLoom federation", key.public_key(), hosts[0], days, hosts=hosts)
+        names = dict.fromkeys((*hosts, *HERE))
+        own = _certificate(authority_key, "FedLoom federation", key.public_key(), hosts[0], days, hosts=list(names))
         _write(folder / SERVER_KEY, _pem(key), PRIVATE)
         _write(folder / SERVER_CERTIFICATE, own.public_bytes(serialization.Encoding.PEM), PUBLIC)
     return folder
@@ -60,7 +63,7 @@ def make_server(folder: Path, hosts: Sequence[str], days: int = 365) -> Path:
 
 def make_site(folder: Path, client: int, server: Path) -> Path:
     """A site's key. Its public half is left with the server, which knows this client by it from then on."""
-    make_folder(folder)
+    _private_folder(folder)
     if not (folder / NODE_KEY).exists():
         known = server / SITES / f"client-{client}.pub"
         if known.exists():
@@ -123,6 +126,13 @@ def _host(host: str) -> x509.GeneralName:
 def _pem(key: Key) -> bytes:
     formats = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     return key.private_bytes(*formats)
+
+
+def _private_folder(folder: Path) -> None:
+    """Make a folder that only its owner reads; one that is there already keeps its mode."""
+    if not folder.exists():
+        make_folder(folder)
+        folder.chmod(0o700)
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:

@@ -30,6 +30,7 @@ QUIET = {  # Flower asks hosts of its own for updates, and reports usage, unless
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
+REGISTERED = "registered.json"  # in the folder of a server: keys that Flower knows already
 CONNECTION = "fedloom"  # name of the SuperLink in Flower's configuration
 APP = """\
 [project]
@@ -49,6 +50,7 @@ fedloom-server = ""
 """
 START_SECONDS = 60.0
 RETRY_SECONDS = 5.0
+WATCH_SECONDS = 2.0
 
 
 def program(name: str) -> str:
@@ -75,7 +77,7 @@ class Server:
         self.folder, self.host, self.port = folder.absolute(), host, port
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> Iterator[subprocess.Popen[bytes]]:
         """Start the SuperLink and stop it in the end."""
         for name in (keys.CA_CERTIFICATE, keys.SERVER_CERTIFICATE, keys.SERVER_KEY):
             if not (self.folder / name).exists():
@@ -93,7 +95,7 @@ class Server:
         ]  # fmt: skip
         with started(command, environment(self.folder), self.folder / "superlink.log") as process:
             _wait(lambda: _answers(self.port), process, "The SuperLink", self.folder / "superlink.log")
-            yield
+            yield process
 
     def _configure(self) -> None:
         """Write Flower's configuration, and the app that it sends around."""
@@ -105,14 +107,28 @@ class Server:
         write_file(home / "config.toml", text_writer(connection))
         write_file(app / "pyproject.toml", text_writer(APP))
 
+    def sites(self) -> int:
+        """How many sites have keys; raises UserError unless they are numbered from 0."""
+        folder = self.folder / keys.SITES
+        found = sorted(int(path.stem.removeprefix("client-")) for path in folder.glob("client-*.pub"))
+        if not found:
+            raise UserError(f"{folder} has no keys of sites; make them with 'fedloom keys'.")
+        if found != list(range(len(found))):
+            missing = min(set(range(found[-1])) - set(found))
+            raise UserError(f"{folder} has no key of client {missing}; make it with 'fedloom keys'.")
+        return len(found)
+
     def register(self) -> int:
         """Let those sites take part whose public keys are here; returns their number."""
         known = sorted((self.folder / keys.SITES).glob("client-*.pub"))
-        registered = {node["name"] for node in self._json("supernode", "list", CONNECTION).get("nodes", [])}
+        done = self.folder / REGISTERED
+        registered = json.loads(done.read_text()) if done.exists() else {}
         for path in known:
-            name = node_name(int(path.stem.removeprefix("client-")))
-            if name not in registered:
+            name, key = node_name(int(path.stem.removeprefix("client-"))), path.read_text()
+            if registered.get(name) != key:
                 self.flwr("supernode", "register", str(path), CONNECTION, "--name", name)
+                registered[name] = key
+                write_file(done, json_writer(registered))
         return len(known)
 
     def submit(self, job: Mapping[str, Any]) -> int:
@@ -120,6 +136,22 @@ class Server:
         write_file(self.folder / JOB_FILE, json_writer(dict(job)))
         where = f"fedloom-server={json.dumps(str(self.folder))}"
         return int(self._json("run", str(self.folder / "app"), CONNECTION, "--run-config", where)["run-id"])
+
+    def carry_out(self, job: Mapping[str, Any], watch: Callable[[], None] = lambda: None) -> None:
+        """Carry out a job from beginning to end; `watch` is called every few seconds. What ends it early can be
+        mended, and the same job continues."""
+        out = Path(job["out"])
+        with self.running() as process:
+            self.register()
+            run = self.submit(job)
+            while not (status := self.status(run)).startswith("finished"):
+                watch()
+                if process.poll() is not None:
+                    raise UserError(f"The SuperLink has ended ({process.returncode}); see {self.folder}/superlink.log.")
+                time.sleep(WATCH_SECONDS)
+            watch()
+            if status != "finished:completed":
+                raise UserError(_last_error(out / "run.log") or f"The run has failed; see {self.folder}/superlink.log.")
 
     def status(self, run: int) -> str:
         """What Flower says about a run, such as `running` or `finished:completed`."""
@@ -191,6 +223,13 @@ def _wait(done: Callable[[], bool], process: subprocess.Popen[bytes], what: str,
             lines = output.read_text(errors="replace").strip().splitlines()
             raise UserError(f"{what} did not start ({lines[-1] if lines else 'no output'}); see {output}.")
         time.sleep(0.2)
+
+
+def _last_error(path: Path) -> str:
+    """The last error in a run's log, "" if there is none."""
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    found = [line.partition(" ERROR ")[2] for line in lines if " ERROR " in line]
+    return found[-1].strip() if found else ""
 
 
 def _answers(port: int) -> bool:

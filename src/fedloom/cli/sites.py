@@ -1,0 +1,172 @@
+"""The commands `fedloom keys`, `serve` and `join`: a federation whose sites keep their data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedloom.cli.command import Command, examples
+from fedloom.cli.console import begin, err, out
+from fedloom.cli.options import ConfigDict, option, pairs, setting_option, with_settings
+from fedloom.core.errors import UserError
+
+DOCS = "docs/federation.md"
+NEEDS_FLOWER = "This needs Flower; install it with \"pip install 'fedloom[flower]'\"."
+PORT = 8000
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command(
+        cls=Command,
+        epilog=examples("fedloom keys federation --host server.example.org --sites 3", docs=DOCS),
+    )(keys)
+    app.command(
+        cls=Command,
+        epilog=examples(
+            "fedloom serve fedrep --keys federation/server --rounds 50",
+            "fedloom serve --keys federation/server --config study.yaml --out runs/study",
+            docs=DOCS,
+        ),
+    )(serve)
+    app.command(
+        cls=Command,
+        epilog=examples(
+            "fedloom join site-0 --server server.example.org:8000 --dataset patients.csv",
+            "fedloom join site-1 --server 10.0.0.5:8000 --dataset scans/ --set label=diagnosis",
+            docs=DOCS,
+        ),
+    )(join)
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(help="where to make them", metavar="FOLDER", show_default=False)],
+    host: Annotated[
+        list[str] | None,
+        option("--host", about="name or address under which sites reach the server; may be given several times",
+               metavar="NAME"),
+    ] = None,
+    sites: Annotated[int, option("--sites", about="number of sites [2]", metavar="INT")] = 2,
+    days: Annotated[int, option("--days", about="days until the certificates expire [365]", metavar="INT")] = 365,
+) -> None:  # fmt: skip
+    """Make certificates for a server, and a key for every site.
+
+    FOLDER/server stays with the server. FOLDER/site-0, site-1, ... go to the sites' machines. What is there already
+    stays, so more sites can be added.
+    """
+    _need_flower()
+    from fedloom.federation.flower.keys import make_keys
+
+    begin()
+    if sites < 1 or days < 1:
+        raise UserError("A federation needs one site and one day at least.")
+    for made in make_keys(folder, host or ["localhost", "127.0.0.1"], sites, days):
+        out.print(str(made), highlight=False, soft_wrap=True)
+
+
+@with_settings()
+def serve(
+    config: ConfigDict,
+    algorithm: Annotated[
+        str | None,
+        typer.Argument(help="method, see 'fedloom list algorithms' [ditto]", metavar="METHOD", show_default=False),
+    ] = None,
+    keys: Annotated[
+        Path, option("--keys", about="the server's folder, made by 'fedloom keys'", metavar="FOLDER", group="Sites")
+    ] = Path("federation/server"),
+    address: Annotated[
+        str, option("--address", about="address of this machine to listen at [0.0.0.0]", metavar="NAME", group="Sites")
+    ] = "0.0.0.0",
+    port: Annotated[int, option("--port", about=f"port to listen at [{PORT}]", metavar="INT", group="Sites")] = PORT,
+    deadline: Annotated[
+        float, option("--deadline", about="seconds that sites have to answer [600]", metavar="FLOAT", group="Sites")
+    ] = 600.0,
+    minimum: Annotated[
+        int | None,
+        option("--minimum", about="replies that a round needs [all that are asked]", metavar="INT", group="Sites"),
+    ] = None,
+    repeats: Annotated[
+        int,
+        option("--repeats", about="how often missing replies are asked for again [2]", metavar="INT", group="Sites"),
+    ] = 2,
+    out_: Annotated[
+        Path | None, option("--out", about="folder for the results [runs/served]", metavar="FOLDER", group="Results")
+    ] = None,
+    verbose: Annotated[bool, option("--verbose", "-v", about="log what happens")] = False,
+) -> None:
+    """Train one method with the sites of a federation.
+
+    The sites' data stay where they are; what a method sends is listed in the documentation. Without --dataset, sites
+    take part with data of their own. The same command continues a run that was stopped.
+    """
+    _need_flower()
+    from fedloom.cli import display
+    from fedloom.config.resolve import combine, describe, resolve
+    from fedloom.federation.flower.launch import Server
+    from fedloom.studies.result import load_run
+
+    begin(verbose)
+    given = combine(config, {"algorithm": algorithm} if algorithm is not None else {})
+    own = "dataset" not in given
+    server, folder = Server(keys, address, port), (out_ or Path("runs/served")).absolute()
+    clients = server.sites()
+    job: dict[str, Any] = {
+        "config": given if own else describe(resolve(combine(given, {"clients": clients}))),
+        "clients": clients if own else None,
+        "terms": {"deadline": deadline, "minimum": minimum, "repeats": repeats},
+        "out": str(folder),
+    }
+    err.print(f"Waiting for {clients} sites at port {port}; results go to {folder}.", highlight=False, soft_wrap=True)
+    with display.served_rounds(err, folder) as watch:
+        server.carry_out(job, watch)
+    display.print_result(out, load_run(folder))
+
+
+def join(
+    folder: Annotated[
+        Path, typer.Argument(help="the site's folder, made by 'fedloom keys'", metavar="FOLDER", show_default=False)
+    ],
+    server: Annotated[
+        str | None, option("--server", about="where the server is", metavar="HOST:PORT", group="Sites")
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        option("--dataset", about="path to the site's data, or name of a data set", metavar="NAME|PATH", group="Task"),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        option("--set", about="what the data do not say: --set label=NAME, see 'fedloom list datasets own'",
+               metavar="KEY=VALUE", group="Task"),
+    ] = None,
+    data_dir: Annotated[str | None, setting_option("data_dir")] = None,
+    device: Annotated[str | None, setting_option("device")] = None,
+    verbose: Annotated[bool, option("--verbose", "-v", about="log what happens")] = False,
+) -> None:  # fmt: skip
+    """Take part in a federation with this machine's data, until stopped.
+
+    The data and the private state of the client stay in this machine. What was trained is in the site's folder, so it
+    may be stopped and started again at any time.
+    """
+    _need_flower()
+    from fedloom.data.sets.own import OwnData, user_data_path
+    from fedloom.federation.flower.launch import join as take_part
+
+    begin(verbose)
+    if server is None or dataset is None:
+        missing = "--server HOST:PORT" if server is None else "--dataset PATH"
+        raise UserError(f"A site needs to know its server and its data; give {missing}.")
+    path = user_data_path(dataset)
+    section: dict[str, Any] = {"name": dataset} if path is None else {"name": OwnData.name, "path": path}
+    local: dict[str, Any] = {"dataset": {**section, **pairs(set_ or [])}, "device": device or "auto"}
+    if data_dir is not None:
+        local["data_dir"] = str(Path(data_dir).absolute())
+    take_part(folder, server, local)
+
+
+def _need_flower() -> None:
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise UserError(NEEDS_FLOWER) from None
