@@ -1,11 +1,12 @@
-# install: a virtual environment with the tested versions. demo: the main job. test: style, types, tests. fuzz: random
-# input, until it finds a mistake or is stopped.
+# install: a virtual environment with the tested versions. demo: the main job. test: style, types, tests.
+# test-federation: a server and sites as processes, for minutes. fuzz: random input, until it finds a mistake or is
+# stopped.
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test fuzz clean
+.PHONY: install demo test test-federation fuzz clean
 
 install: $(READY)
 
@@ -23,6 +24,9 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+test-federation: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m federation tests/federation
 
 fuzz: $(READY)
 	while FEDLOOM_FUZZ=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/fuzz; do :; done

@@ -104,7 +104,7 @@ def serve(
     _need_flower()
     from fedloom.cli import display
     from fedloom.config.resolve import combine, describe, resolve
-    from fedloom.federation.flower.launch import Server
+    from fedloom.federation.flower.launch import Server, ended_by_signals
     from fedloom.studies.result import load_run
 
     begin(verbose)
@@ -119,8 +119,12 @@ def serve(
         "out": str(folder),
     }
     err.print(f"Waiting for {clients} sites at port {port}; results go to {folder}.", highlight=False, soft_wrap=True)
-    with display.served_rounds(err, folder) as watch:
-        server.carry_out(job, watch)
+    try:
+        with ended_by_signals(), display.served_rounds(err, folder) as watch:
+            server.carry_out(job, watch)
+    except KeyboardInterrupt:
+        err.print(f"Stopped. The same command continues; the run is in {folder}.", highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
     display.print_result(out, load_run(folder))
 
 
@@ -151,6 +155,7 @@ def join(
     """
     _need_flower()
     from fedloom.data.sets.own import OwnData, user_data_path
+    from fedloom.federation.flower.launch import ended_by_signals
     from fedloom.federation.flower.launch import join as take_part
 
     begin(verbose)
@@ -162,7 +167,8 @@ def join(
     local: dict[str, Any] = {"dataset": {**section, **pairs(set_ or [])}, "device": device or "auto"}
     if data_dir is not None:
         local["data_dir"] = str(Path(data_dir).absolute())
-    take_part(folder, server, local)
+    with ended_by_signals():
+        take_part(folder, server, local)
 
 
 def _need_flower() -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -198,22 +198,53 @@ def join(folder: Path, server: str, local: Mapping[str, Any], port: int = 0, onc
 
 @contextmanager
 def started(command: list[str], env: Mapping[str, str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own, so that it is stopped together with those that it starts."""
+    """A process in a group of its own, so that it is stopped together with those that it starts. One that an earlier
+    call had to leave behind, because it was killed, is stopped first."""
+    known = output.with_suffix(".pid")
+    _stop_left_behind(known, Path(command[0]).name)
     with output.open("ab") as file:
         process = subprocess.Popen(command, env=dict(env), stdout=file, stderr=file, start_new_session=True)
+    write_file(known, text_writer(f"{process.pid}\n"))
     try:
         yield process
     finally:
         _stop(process)
+        known.unlink(missing_ok=True)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     for which, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, which)
+        with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
+            return
+
+
+def _stop_left_behind(known: Path, name: str) -> None:
+    """Stop the group of the process whose number is in a file, if it is still there and has this name."""
+    with suppress(OSError, ValueError):
+        pid = int(known.read_text())
+        if name in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace"):
+            log.warning("A %s that was left behind is stopped.", name)
+            os.killpg(pid, signal.SIGKILL)
+            time.sleep(1.0)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within this context, SIGTERM ends the program as Ctrl-C does, so that it stops what it has started. A program
+    that was started in the background of a shell ignores Ctrl-C otherwise."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _wait(done: Callable[[], bool], process: subprocess.Popen[bytes], what: str, output: Path) -> None:
