@@ -1,7 +1,9 @@
 """Flower in one process for tests: the apps of server and sites, and every message between them as Flower's bytes."""
 
 import json
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -12,8 +14,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedloom.federation.flower import client_app, server_app
-from fedloom.federation.flower.client_app import SITE_FILE
+from fedloom.federation.flower.launch import answered
 from fedloom.federation.flower.link import node_name
+from fedloom.federation.flower.program import serve
 
 CODE_CLIENT_FAILED = 6
 
@@ -28,11 +31,13 @@ def through_bytes(message):
 
 
 class LocalGrid(Grid):
-    """Runs the ClientApp of a node as soon as a message is pushed to it."""
+    """Runs the ClientApp of a node as soon as a message is pushed to it; the programs of the sites are threads."""
 
-    def __init__(self, folders):
+    def __init__(self, hosts, folder):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        self.folders = dict(folders)  # client -> folder of its site
+        self.folders = {i: folder / f"site-{i}" for i in hosts}
+        for i, host in hosts.items():
+            start_program(self.folders[i], host)
         self.replies = {}
         self.bytes = 0
         self.log = []  # (node, message, reply)
@@ -87,11 +92,12 @@ class LocalGrid(Grid):
         return [self.replies.pop(id_) for id_ in message_ids if id_ in self.replies]
 
 
-def site_folder(path: Path, client: int, local) -> Path:
-    """The folder of a site, as `fedloom join` makes it."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / SITE_FILE).write_text(json.dumps({"client": client, "local": local}))
-    return path
+def start_program(folder: Path, host) -> None:
+    """Answer messages in a thread, as `fedloom join` does in a process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ready = threading.Event()
+    threading.Thread(target=serve, args=(folder, partial(answered, host), ready.set), daemon=True).start()
+    assert ready.wait(10)
 
 
 def run_server_app(folder: Path, grid, job):

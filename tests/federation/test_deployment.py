@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
 from fedloom import load
 from fedloom.config.keywords import from_keywords
 from fedloom.federation.flower.keys import make_keys
-from fedloom.federation.flower.launch import free_port
+from fedloom.federation.flower.processes import free_port
 from fedloom.studies.execute import execute
 
 pytestmark = pytest.mark.federation
@@ -36,8 +37,8 @@ class Deployment:
     def start(self, name, *arguments) -> subprocess.Popen:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "fedloom", *arguments]
-        output = (self.folder / f"{name}.txt").open("ab")
-        self.processes[name] = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        with (self.folder / f"{name}.txt").open("ab") as output:
+            self.processes[name] = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         return self.processes[name]
 
     def join(self, i, **changes) -> subprocess.Popen:
@@ -90,9 +91,14 @@ def deployment(tmp_path):
 
 
 def reference(method, **settings):
-    """The same run in one process."""
+    """The same run in one process, with as many threads: their number decides the last bits of a sum."""
     usual = {"clients": SITES, "device": "cpu", "engine": "reference"}
-    return execute(from_keywords(method, "digits", {**usual, **settings}))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return execute(from_keywords(method, "digits", {**usual, **settings}))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def same_rounds(found, expected) -> None:

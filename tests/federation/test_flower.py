@@ -6,13 +6,13 @@ import pytest
 from helpers import methods
 
 pytest.importorskip("flwr")
-from flower_grid import LocalGrid, run_server_app, site_folder
+from flower_grid import LocalGrid, run_server_app
 
 from fedloom import load
 from fedloom.config.keywords import from_keywords
 from fedloom.config.resolve import describe
 from fedloom.core.algorithm import ALGORITHMS
-from fedloom.federation.flower import client_app
+from fedloom.federation.host import Host
 from fedloom.studies.execute import execute
 
 QUICK = {
@@ -21,11 +21,6 @@ QUICK = {
 }  # fmt: skip
 TERMS = {"deadline": 60.0, "minimum": None, "repeats": 0}
 LOCAL = {"dataset": "digits", "device": "cpu"}
-
-
-@pytest.fixture(autouse=True)
-def _new_processes():
-    client_app._hosts.clear()
 
 
 def config_for(name, **settings):
@@ -39,7 +34,7 @@ def reference(config):
 
 
 def grid(tmp_path, clients=3):
-    return LocalGrid({i: site_folder(tmp_path / f"site-{i}", i, LOCAL) for i in range(clients)})
+    return LocalGrid({i: Host(i, tmp_path / f"site-{i}" / "runs", LOCAL) for i in range(clients)}, tmp_path)
 
 
 def same_records(found, expected):

@@ -71,6 +71,13 @@ def test_a_tensor_that_occurs_twice_is_sent_once():
     assert twice - once < 100
 
 
+def test_the_same_tensors_are_the_same_bytes_whoever_gets_them():
+    w = torch.randn(10)
+    (one, first), (other, second) = (encode_parts(Message("order", {"client": i}, {"w": w})) for i in (0, 1))
+    assert one != other
+    assert first == second
+
+
 def test_parts_of_a_larger_tensor_are_sent_without_the_rest():
     big = torch.randn(1000, 10)
     message = decode(encode(Message("order", {}, {"row": big[3], "flat": big[:1].view(-1), "again": big[:1]})))
@@ -78,7 +85,7 @@ def test_parts_of_a_larger_tensor_are_sent_without_the_rest():
     assert len(encode(Message("order", {}, {"row": big[3]}))) < 1000
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00" * 8, b"a" * 100, (10**12).to_bytes(8, "little") + b"{}", save({})])
+@pytest.mark.parametrize("data", [b"", b"\x00" * 8, b"a" * 100, (10**12).to_bytes(8, "little") + b"{}", b"\xff" * 20])
 def test_bytes_that_are_no_message_are_refused(data):
     with pytest.raises(BadMessage):
         decode(data)
@@ -113,25 +120,25 @@ def nested(depth):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "no.* header|header"),
-        ("[]", "header"),
-        ('{"kind": 1, "fields": {}, "trees": {}}', "header"),
+        ("{", "no message"),
+        ("[]", "no message"),
+        ('{"kind": 1, "fields": {}, "trees": {}}', "no message"),
         (header({"up": 1}), "tensor 1 is missing"),
         (header({"up": -1}), "tensor -1 is missing"),
         (header({"up": True}), "neither a tensor"),
         (header({"up": "w"}), "neither a tensor"),
         (nested(50), "nested too deeply"),
-        (nested(5000), "nested too deeply|header"),
+        (nested(5000), "nested too deeply|no message"),
     ],
 )
 def test_a_header_that_does_not_fit_its_tensors_is_refused(text, said):
     with pytest.raises(BadMessage, match=said):
-        decode_parts(text, [torch.zeros(1)])
+        decode_parts(text, save({"0": torch.zeros(1)}))
 
 
 def test_other_types_are_refused():
-    with pytest.raises(BadMessage, match=r"type torch\.complex64"):
-        decode_parts(header({"up": 0}), [torch.zeros(1, dtype=torch.complex64)])
+    with pytest.raises(BadMessage, match=r"type torch\.float8_e5m2"):
+        decode_parts(header({"up": 0}), save({"0": torch.zeros(1, dtype=torch.float8_e5m2)}))
     with pytest.raises(TypeError, match="this is a float"):
         encode(Message("order", {}, {"up": 1.5}))
 

@@ -155,9 +155,9 @@ def test_missing_numbers_become_the_mean_of_all_sites(tmp_path):
     numbers = json.loads((tmp_path / "run" / "preprocessing.json").read_text())["numbers"]
     assert numbers["fill"][0] == numbers["mean"][0]
     for i, site in sites.items():
-        (made,) = site.sites.values()
-        assert np.isfinite(made.clients.task.data.x.numpy()).all()
-        assert (made.clients.task.data.x[:, 0] == 0).sum() == 1, i
+        made = site._last[1].clients.task.data
+        assert np.isfinite(made.x.numpy()).all()
+        assert (made.x[:, 0] == 0).sum() == 1, i
 
 
 def test_numbers_as_targets_are_scaled_alike(tmp_path):

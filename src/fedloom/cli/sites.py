@@ -104,7 +104,8 @@ def serve(
     _need_flower()
     from fedloom.cli import display
     from fedloom.config.resolve import combine, describe, resolve
-    from fedloom.federation.flower.launch import Server, ended_by_signals
+    from fedloom.federation.flower.launch import Server
+    from fedloom.federation.flower.processes import ended_by_signals
     from fedloom.studies.result import load_run
 
     begin(verbose)
@@ -155,8 +156,8 @@ def join(
     """
     _need_flower()
     from fedloom.data.sets.own import OwnData, user_data_path
-    from fedloom.federation.flower.launch import ended_by_signals
     from fedloom.federation.flower.launch import join as take_part
+    from fedloom.federation.flower.processes import ended_by_signals
 
     begin(verbose)
     if server is None or dataset is None:

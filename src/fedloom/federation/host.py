@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fedloom import __version__
 from fedloom.config.files import ConfigDict
 from fedloom.config.methods import FROM
 from fedloom.config.resolve import Config, combine, configure, flat, resolve
+from fedloom.config.settings import Settings
 from fedloom.core.errors import UserError, shown
 from fedloom.core.federation import SPLITS, Federation
 from fedloom.core.keys import root
@@ -24,8 +26,9 @@ from fedloom.data.sets.own import OwnData
 from fedloom.device.torch_settings import deterministic, precision
 from fedloom.engine.clients import initial_state
 from fedloom.federation import own_data
+from fedloom.federation.kinds import AGREE, COUNTED, FAILURE, HELLO, OFFER, ORDER, READY, SETUP
 from fedloom.federation.messages import BadMessage, Message, decode, encode
-from fedloom.federation.site import FAILURE, ORDER, Site
+from fedloom.federation.site import Site
 from fedloom.metrics.registry import find_metric
 from fedloom.metrics.scores import basic_metric
 from fedloom.storage.files import make_folder, write_file
@@ -33,10 +36,6 @@ from fedloom.studies.build import make_data, make_task
 
 log = logging.getLogger("fedloom")
 
-# Kinds of messages before training, and the answers to them. AGREE and COUNTED are of runs on the sites' own data.
-HELLO, OFFER = "hello", "offer"
-AGREE, COUNTED = "agree", "counted"
-SETUP, READY = "setup", "ready"
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 SETUP_FILE = "setup.safetensors"
 LOCAL = ("data_dir", "device")  # what a site decides, besides its data
@@ -54,7 +53,7 @@ class Host:
             local: what the site decides itself: its data, where they are, the device.
         """
         self.client, self.folder, self.local = client, folder, local
-        self.sites: dict[str, Site] = {}
+        self._last: tuple[str, Site, Settings] | None = None  # the run of the last message
         section = local.get("dataset")
         self.dataset = dict(section) if isinstance(section, Mapping) else {"name": section}
         self._data: tuple[Any, Federation] | None = None  # what was read last, and for which configuration
@@ -65,6 +64,13 @@ class Host:
         if self.dataset.get("name") != OwnData.name:
             return None
         return build(OwnData, {k: v for k, v in self.dataset.items() if k != "name"}, "dataset 'own'")
+
+    def check(self) -> None:
+        """Raise UserError if what the site has decided cannot be: an unknown data set or device, unreadable data."""
+        if self.own is not None:
+            own_data.described(self.own)
+        local = self._local() if self.own is not None else self.local
+        resolve(combine({"dataset": "digits"}, local))
 
     def handle(self, message: Message) -> Message:
         """The answer to a message; one that says what is wrong if it cannot be carried out."""
@@ -86,14 +92,17 @@ class Host:
             counted = {"samples": samples.sizes, "moments": own_data.to_json(samples.moments())}
             return Message(COUNTED, {"client": self.client, **counted})
         if message.kind == SETUP:
-            site = self._made(run, message)
+            made = self._made(run, message)
             make_folder(self.folder)
             make_folder(self.folder / run)
             write_file(self.folder / run / SETUP_FILE, lambda file: file.write(encode(message)))
-            self.sites[run] = site
+            self._last = run, *made
+            log.info("Run %s is set up.", run)
             return Message(READY, {"client": self.client, "run": run})
         if message.kind == ORDER:
-            return self._site(run).handle(message)
+            site, s = self._site(run)
+            with deterministic(s.deterministic), precision(s.dtype):
+                return site.handle(message)
         raise BadMessage(f"a site does not know what to do with a message of kind '{shown(message.kind)}'")
 
     # -- before training ----------------------------------------------------------------------------------------------
@@ -102,7 +111,8 @@ class Host:
         """What the site has: of own data, how its samples would be encoded."""
         config, fields = self._checked(message), {"client": self.client, "version": __version__}
         if (own := self.own) is not None:
-            about = own_data.described(own).to_json()
+            with _own_mistakes():
+                about = own_data.described(own).to_json()
             return Message(OFFER, {**fields, "about": about, "normalise": own.normalise})
         data = self._read(self._resolved(config))
         return Message(OFFER, {**fields, "samples": {s: int(data.splits[s].sizes[self.client]) for s in SPLITS}})
@@ -113,9 +123,9 @@ class Host:
             raise BadMessage("this site has no data of its own")
         agreed = Preprocessing.from_json(message["about"])
         train, val, test = (float(share) for share in message["split"])
-        return own_data.LocalSamples(
-            own, agreed, (train, val, test), int(message["partition_seed"]), bool(message["stratify"])
-        )
+        seed, stratify = int(message["partition_seed"]), bool(message["stratify"])
+        with _own_mistakes():
+            return own_data.LocalSamples(own, agreed, (train, val, test), seed, stratify)
 
     def _checked(self, message: Message) -> ConfigDict:
         """The server's configuration; raises UserError if it is one that a site does not carry out. A server never
@@ -135,16 +145,16 @@ class Host:
 
     # -- the site of a run --------------------------------------------------------------------------------------------
 
-    def _site(self, run: str) -> Site:
+    def _site(self, run: str) -> tuple[Site, Settings]:
         """The site of a run that was set up, perhaps by an earlier process."""
-        if run not in self.sites:
+        if self._last is None or self._last[0] != run:
             path = self.folder / run / SETUP_FILE
             if not path.exists():
                 raise BadMessage(f"run {run} was never set up here")
-            self.sites[run] = self._made(run, decode(path.read_bytes()))
-        return self.sites[run]
+            self._last = run, *self._made(run, decode(path.read_bytes()))
+        return self._last[1:]
 
-    def _made(self, run: str, message: Message) -> Site:
+    def _made(self, run: str, message: Message) -> tuple[Site, Settings]:
         config, task = self._task(message)
         s, alg = config.settings, config.algorithm
         with deterministic(s.deterministic), precision(s.dtype):
@@ -152,7 +162,7 @@ class Host:
             constants = tree_map(lambda v: v.to(task.data.device), message.tree("constants"))
             metric = None if s.metric == basic_metric(task.data.kind) else find_metric(s.metric, task.data.kind)
             start = start._replace(constants=constants)
-            return Site(self.client, alg, task, s.seed, start, self.folder / run, run, metric=metric)
+            return Site(self.client, alg, task, s.seed, start, self.folder / run, run, metric=metric), s
 
     def _task(self, message: Message) -> tuple[Config, Task]:
         """The configuration of a run at this site, and its task with this site's samples."""
@@ -179,6 +189,16 @@ class Host:
         if self._data is None or self._data[0] != key:
             self._data = key, make_data(config)
         return self._data[1]
+
+
+@contextmanager
+def _own_mistakes() -> Iterator[None]:
+    """What is wrong with a site's data is said at the site, because the sentence may quote them."""
+    try:
+        yield
+    except UserError as error:
+        log.error("%s", error)
+        raise UserError("its data cannot be used; what is wrong with them is said at the site") from None
 
 
 def configured(asked: ConfigDict, data: Federation, local: ConfigDict | None = None) -> Config:

@@ -1,8 +1,8 @@
 """Messages between a server and its sites: plain fields and trees of tensors, without pickle.
 
-A message is bytes in safetensors' format. Its header has the fields as JSON, and a skeleton of every tree: nested
-dictionaries and tuples in which each tensor is the number under which it is stored. A tensor that occurs several times
-is stored once.
+A message has a header and a body. The header, JSON, has the fields, and a skeleton of every tree: nested dictionaries
+and tuples in which each tensor is the number under which it is stored. The body has the tensors, in safetensors'
+format. A tensor that occurs several times is stored once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fedloom.core.tree import Tree
 
-HEADER = "fedloom"
 MAX_DEPTH = 16  # of a tree
 DTYPES = (
     torch.float64,
@@ -107,49 +106,50 @@ def unflatten(skeleton: Skeleton, tensors: list[Tensor], depth: int = 0) -> Tree
 
 def encode(message: Message) -> bytes:
     """The bytes of a message."""
-    header, tensors = encode_parts(message)
-    return save({str(k): v for k, v in enumerate(tensors)}, metadata={HEADER: header})
+    header, body = encode_parts(message)
+    about = header.encode()
+    return len(about).to_bytes(8, "little") + about + body
 
 
 def decode(data: bytes) -> Message:
     """The message that bytes hold; raises BadMessage for anything else."""
+    end = 8 + int.from_bytes(data[:8], "little")
     try:
-        length = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-        found = load(data)
-        tensors = [found[str(k)] for k in range(len(found))]
-        header = metadata[HEADER]
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
+        header = data[8:end].decode()
+    except UnicodeDecodeError as error:
         raise BadMessage("these bytes are no message of FedLoom") from error
-    return decode_parts(header, tensors)
+    return decode_parts(header, data[end:])
 
 
-def encode_parts(message: Message) -> tuple[str, list[Tensor]]:
-    """A message as JSON and tensors, for a transport that has a form of its own for arrays."""
+def encode_parts(message: Message) -> tuple[str, bytes]:
+    """A message in two parts, of which the second has all tensors, in safetensors' format. Where several clients are
+    sent the same tensors, it is the same for all of them."""
     skeletons, tensors = flatten(message.trees)
     header = json.dumps({"kind": message.kind, "fields": dict(message.fields), "trees": skeletons})
-    sent: list[Tensor] = []
+    sent: dict[str, Tensor] = {}
     memory: set[int] = set()
-    for v in tensors:
+    for k, v in enumerate(tensors):
         v = v.detach().cpu().contiguous()
         place = v.untyped_storage()
         # a view of a part is copied, so that the whole is not sent; safetensors takes no memory twice
         if place.nbytes() != v.numel() * v.element_size() or place.data_ptr() in memory:
             v = v.clone()
         memory.add(v.untyped_storage().data_ptr())
-        sent.append(v)
-    return header, sent
+        sent[str(k)] = v
+    return header, save(sent) if sent else b""
 
 
-def decode_parts(header: str, tensors: list[Tensor]) -> Message:
+def decode_parts(header: str, body: bytes) -> Message:
     """The opposite of `encode_parts`."""
     try:
+        found = load(body) if body else {}
+        tensors = [found[str(k)] for k in range(len(found))]
         content = json.loads(header)
         kind, fields, skeletons = content["kind"], content["fields"], content["trees"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadMessage("the header is not that of a message") from error
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadMessage("these bytes are no message of FedLoom") from error
     if type(kind) is not str or type(fields) is not dict or type(skeletons) is not dict:
-        raise BadMessage("the header is not that of a message")
+        raise BadMessage("these bytes are no message of FedLoom")
     if wrong := {v.dtype for v in tensors} - set(DTYPES):
         raise BadMessage(f"tensors cannot be of type {wrong.pop()}")
     return Message(kind, fields, {name: unflatten(part, tensors) for name, part in skeletons.items()})

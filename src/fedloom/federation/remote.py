@@ -22,9 +22,10 @@ from fedloom.engine.clients import ClientReplies, ClientRequest
 from fedloom.engine.cohort import Executor
 from fedloom.engine.screening import update_norms
 from fedloom.federation.expected import upload_like
+from fedloom.federation.kinds import ORDER
 from fedloom.federation.messages import BadMessage, Message, paths, same_bits
 from fedloom.federation.replies import Expected, JobResult, SplitScores, checked, columns, views
-from fedloom.federation.site import AGAIN, ORDER
+from fedloom.federation.site import AGAIN
 from fedloom.federation.site_store import NEVER
 from fedloom.metrics.registry import Metric
 

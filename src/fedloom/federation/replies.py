@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from fedloom.core.tree import Tree
 from fedloom.engine.clients import ClientRequest
+from fedloom.federation.kinds import FAILURE, REPLY
 from fedloom.federation.messages import BadMessage, Message, check_like
-from fedloom.federation.site import FAILURE, REPLY
 
 COLUMNS = 3  # numbers of a score: correct predictions, summed loss, samples
 WITH_METRIC = 4  # of scores on validation and test data, in a run with a metric of its own

@@ -24,10 +24,10 @@ from fedloom.data.moments import merge_moments
 from fedloom.data.sets.own import OwnData
 from fedloom.data.user_data.merging import merge
 from fedloom.federation import own_data
-from fedloom.federation.host import AGREE, COUNTED, HELLO, LOCAL, OFFER, READY, SETUP, configured
+from fedloom.federation.host import LOCAL, configured
+from fedloom.federation.kinds import AGREE, COUNTED, FAILURE, HELLO, OFFER, READY, SETUP
 from fedloom.federation.messages import BadMessage, Message
 from fedloom.federation.remote import Link, RemoteClients
-from fedloom.federation.site import FAILURE
 from fedloom.metrics.registry import find_metric
 from fedloom.metrics.scores import basic_metric
 from fedloom.runs.directory import AT_SITES, RunDirectory

@@ -17,11 +17,11 @@ from fedloom.core.tree import Tree, take, tree_map
 from fedloom.engine.clients import ClientReplies, ClientRequest, InitialState, LocalClients
 from fedloom.engine.cohort import Executor
 from fedloom.engine.planning.choose import REFERENCE, make_executor
+from fedloom.federation.kinds import FAILURE, ORDER, REPLY
 from fedloom.federation.messages import BadMessage, Message
 from fedloom.federation.site_store import NEVER, SiteStore, StateMissing
 from fedloom.metrics.registry import Metric
 
-ORDER, REPLY, FAILURE = "order", "reply", "failure"  # kinds of messages
 AGAIN = "-again"  # end of the names of downloads for the second job of an order, if they are not those for the first
 REPORTS = "reports.jsonl"
 

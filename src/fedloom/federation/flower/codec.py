@@ -1,41 +1,34 @@
-"""FedLoom's messages as Flower's records: the header as text, every tensor as an array."""
+"""FedLoom's messages as Flower's records: the header as text, and the tensors as one array of bytes.
+
+Clients that are sent the same tensors are sent the same array, which Flower then stores once.
+"""
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from torch import Tensor
 
-from fedloom.federation.messages import BadMessage, Message, decode_parts, encode_parts
-
-HEADER, TENSORS, BFLOAT16 = "header", "tensors", "bfloat16"
+HEADER, BODY = "header", "body"
 MAX_BYTES = 4 << 30  # of the tensors of a message
 
 
-def to_records(message: Message) -> RecordDict:
-    """A message as records. Flower has no bfloat16, so such tensors travel as int16 and are named."""
-    header, tensors = encode_parts(message)
-    halves = [k for k, v in enumerate(tensors) if v.dtype == torch.bfloat16]
-    arrays = {str(k): Array((v.view(torch.int16) if k in halves else v).numpy()) for k, v in enumerate(tensors)}
-    return RecordDict({HEADER: ConfigRecord({HEADER: header, BFLOAT16: halves}), TENSORS: ArrayRecord(arrays)})
+class NotAMessage(Exception):
+    """Records that hold no message of FedLoom; says why."""
 
 
-def from_records(records: RecordDict) -> Message:
-    """The message of some records; raises BadMessage for others."""
+def to_records(header: str, body: bytes) -> RecordDict:
+    """A message as records."""
+    array = Array(np.frombuffer(body, np.uint8))
+    return RecordDict({HEADER: ConfigRecord({HEADER: header}), BODY: ArrayRecord({BODY: array})})
+
+
+def from_records(records: RecordDict) -> tuple[str, bytes]:
+    """The header and body of some records; raises NotAMessage for others."""
     try:
-        about, arrays = records.config_records[HEADER], records.array_records[TENSORS]
-        header, halves = about[HEADER], about[BFLOAT16]
-        if sum(len(array.data) for array in arrays.values()) > MAX_BYTES:
-            raise BadMessage(f"it has more than {MAX_BYTES >> 30} GiB of tensors")
-        tensors = [_tensor(arrays[str(k)]) for k in range(len(arrays))]
-        for k in halves:  # type: ignore[union-attr]
-            tensors[int(k)] = tensors[int(k)].view(torch.bfloat16)
+        header, array = records.config_records[HEADER][HEADER], records.array_records[BODY][BODY]
+        if len(array.data) > MAX_BYTES:
+            raise NotAMessage(f"it has more than {MAX_BYTES >> 30} GiB of tensors")
+        body = array.numpy()  # without pickle
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, EOFError, OSError) as error:
-        raise BadMessage("these records are no message of FedLoom") from error
-    if not isinstance(header, str):
-        raise BadMessage("the header is not that of a message")
-    return decode_parts(header, tensors)
-
-
-def _tensor(array: Array) -> Tensor:
-    found = array.numpy()  # without pickle
-    return torch.from_numpy(np.array(found, order="C"))
+        raise NotAMessage("these records are no message of FedLoom") from error
+    if not isinstance(header, str) or body.dtype != np.uint8 or body.ndim != 1:
+        raise NotAMessage("these records are no message of FedLoom")
+    return header, body.tobytes()

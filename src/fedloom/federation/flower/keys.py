@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedloom.core.errors import UserError, oserror_as_user_error
-from fedloom.federation.flower.client_app import SITE_FILE
 from fedloom.storage.files import make_folder, sync_folder
 
 CA_KEY, CA_CERTIFICATE = "ca.key", "ca.crt"
 SERVER_KEY, SERVER_CERTIFICATE = "server.key", "server.crt"
 NODE_KEY, NODE_PUBLIC = "node.key", "node.pub"
+SITE_FILE = "site.json"  # in the folder of a site: its client
 SERVER, SITES = "server", "sites"  # folders: of the server, and in it of the sites' public keys
 PRIVATE, PUBLIC = 0o600, 0o644  # modes of files
 HERE = ("localhost", "127.0.0.1")  # the server is also asked from its own machine
@@ -77,7 +77,7 @@ def make_site(folder: Path, client: int, server: Path) -> Path:
         _write(folder / NODE_PUBLIC, public + b"\n", PUBLIC)
         _write(known, public + b"\n", PUBLIC)
         _write(folder / CA_CERTIFICATE, (server / CA_CERTIFICATE).read_bytes(), PUBLIC)
-        _write(folder / SITE_FILE, json.dumps({"client": client, "local": {}}).encode(), PUBLIC)
+        _write(folder / SITE_FILE, json.dumps({"client": client}).encode(), PUBLIC)
     return folder
 
 

@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
-import signal
-import socket
 import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedloom.core.errors import UserError
 from fedloom.federation.flower import keys
-from fedloom.federation.flower.client_app import SITE_FILE
+from fedloom.federation.flower.keys import SITE_FILE
 from fedloom.federation.flower.link import node_name
-from fedloom.federation.flower.server_app import JOB_FILE
+from fedloom.federation.flower.processes import (
+    answers,
+    environment,
+    free_port,
+    program,
+    started,
+    stop_left_behind,
+    wait_for,
+)
+from fedloom.federation.flower.program import Parts, serve
+from fedloom.federation.flower.server_app import END_FILE, JOB_FILE
+from fedloom.federation.host import Host
+from fedloom.federation.kinds import FAILURE
+from fedloom.federation.messages import BadMessage, Message, decode_parts, encode_parts
+from fedloom.runs.folders import exclusive_lock
 from fedloom.storage.files import json_writer, make_folder, text_writer, write_file
 
 log = logging.getLogger("fedloom")
 
-QUIET = {  # Flower asks hosts of its own for updates, and reports usage, unless it is told not to
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
 REGISTERED = "registered.json"  # in the folder of a server: keys that Flower knows already
 CONNECTION = "fedloom"  # name of the SuperLink in Flower's configuration
 APP = """\
@@ -48,26 +54,9 @@ clientapp = "fedloom.federation.flower.client_app:app"
 [tool.flwr.app.config]
 fedloom-server = ""
 """
-START_SECONDS = 60.0
 RETRY_SECONDS = 5.0
-WATCH_SECONDS = 2.0
-
-
-def program(name: str) -> str:
-    """The path of a program that was installed with Flower."""
-    here = Path(sys.executable).parent / name
-    found = str(here) if here.exists() else shutil.which(name)
-    if found is None:
-        raise UserError(f"The program {name} is missing; install it with \"pip install 'fedloom[flower]'\".")
-    return found
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Environment of Flower's processes, whose own files are in this folder."""
-    path = (
-        f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower starts more of its programs
-    )
-    return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(folder.absolute() / "flwr")}
+WATCH_SECONDS = 0.5
+STATUS_SECONDS = 15.0  # Flower's command that says whether a run has ended takes a second
 
 
 class Server:
@@ -82,7 +71,8 @@ class Server:
         for name in (keys.CA_CERTIFICATE, keys.SERVER_CERTIFICATE, keys.SERVER_KEY):
             if not (self.folder / name).exists():
                 raise UserError(f"{self.folder / name} is missing; make it with 'fedloom keys'.")
-        if _answers(self.port):
+        stop_left_behind(self.folder / "superlink.log")
+        if answers(self.port):
             raise UserError(f"Port {self.port} of this machine is in use; give another with --port.")
         self._configure()
         command = [
@@ -94,7 +84,7 @@ class Server:
             "--disable-runtime-dependency-installation",
         ]  # fmt: skip
         with started(command, environment(self.folder), self.folder / "superlink.log") as process:
-            _wait(lambda: _answers(self.port), process, "The SuperLink", self.folder / "superlink.log")
+            wait_for(lambda: answers(self.port), process, "The SuperLink", self.folder / "superlink.log")
             yield process
 
     def _configure(self) -> None:
@@ -140,18 +130,24 @@ class Server:
     def carry_out(self, job: Mapping[str, Any], watch: Callable[[], None] = lambda: None) -> None:
         """Carry out a job from beginning to end; `watch` is called every few seconds. What ends it early can be
         mended, and the same job continues."""
-        out = Path(job["out"])
-        with self.running() as process:
+        with exclusive_lock(self.folder), self.running() as process:
             self.register()
+            (self.folder / END_FILE).unlink(missing_ok=True)
             run = self.submit(job)
-            while not (status := self.status(run)).startswith("finished"):
+            asked = time.monotonic()
+            while not (self.folder / END_FILE).exists():
                 watch()
                 if process.poll() is not None:
                     raise UserError(f"The SuperLink has ended ({process.returncode}); see {self.folder}/superlink.log.")
+                if time.monotonic() > asked + STATUS_SECONDS:
+                    asked = time.monotonic()
+                    if self.status(run).startswith("finished") and not (self.folder / END_FILE).exists():
+                        raise UserError(f"The server's program was killed; see {self.folder}/superlink.log.")
                 time.sleep(WATCH_SECONDS)
             watch()
-            if status != "finished:completed":
-                raise UserError(_last_error(out / "run.log") or f"The run has failed; see {self.folder}/superlink.log.")
+        error = json.loads((self.folder / END_FILE).read_text())["error"]
+        if error is not None:
+            raise UserError(error)
 
     def status(self, run: int) -> str:
         """What Flower says about a run, such as `running` or `finished:completed`."""
@@ -171,106 +167,54 @@ class Server:
         return json.loads(self.flwr(*arguments, "--format", "json"))
 
 
-def join(folder: Path, server: str, local: Mapping[str, Any], port: int = 0, once: bool = False) -> None:
-    """Take part in a federation until stopped. The SuperNode is started again whenever it ends, since it gives up when
-    the server is away, and is refused for some time after it was killed."""
+def join(folder: Path, server: str, local: Mapping[str, Any], port: int = 0) -> None:
+    """Take part in a federation until KeyboardInterrupt, with the data and the device that `local` names."""
     folder = folder.absolute()
     for name in (keys.NODE_KEY, keys.CA_CERTIFICATE, SITE_FILE):
         if not (folder / name).exists():
             raise UserError(f"{folder / name} is missing; a site's folder is made with 'fedloom keys'.")
-    about = json.loads((folder / SITE_FILE).read_text())
-    write_file(folder / SITE_FILE, json_writer({**about, "local": dict(local)}))
+    client = int(json.loads((folder / SITE_FILE).read_text())["client"])
     command = [
         program("flower-supernode"), "--superlink", server, "--root-certificates", str(folder / keys.CA_CERTIFICATE),
         "--auth-supernode-private-key", str(folder / keys.NODE_KEY), "--port", str(port or free_port()),
         "--node-config", f"fedloom-site={json.dumps(str(folder))}",
     ]  # fmt: skip
     make_folder(folder / "flwr")
-    while True:
-        with started(command, environment(folder), folder / "supernode.log") as process:
-            log.info("Client %d takes part at %s.", about["client"], server)
-            code = process.wait()
-        if once:
-            return
-        log.warning("The SuperNode has ended (%d); it is started again in %g s.", code, RETRY_SECONDS)
-        time.sleep(RETRY_SECONDS)
+    host = Host(client, folder / "runs", dict(local))
+    host.check()
+    stop = threading.Event()
+    node = threading.Thread(target=_keep_connected, args=(command, folder, stop))
+    with exclusive_lock(folder):
+        try:
+            serve(folder, partial(answered, host), node.start)
+        finally:
+            stop.set()
+            if node.is_alive():
+                node.join()
 
 
-@contextmanager
-def started(command: list[str], env: Mapping[str, str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own, so that it is stopped together with those that it starts. One that an earlier
-    call had to leave behind, because it was killed, is stopped first."""
-    known = output.with_suffix(".pid")
-    _stop_left_behind(known, Path(command[0]).name)
-    with output.open("ab") as file:
-        process = subprocess.Popen(command, env=dict(env), stdout=file, stderr=file, start_new_session=True)
-    write_file(known, text_writer(f"{process.pid}\n"))
+def answered(host: Host, parts: Parts) -> Parts:
+    """The site's answer to a message. A failure that nobody foresaw is told without its text, which may quote data."""
     try:
-        yield process
-    finally:
-        _stop(process)
-        known.unlink(missing_ok=True)
+        found = host.handle(decode_parts(*parts))
+    except BadMessage as error:
+        found = Message(FAILURE, {"why": str(error)})
+    except Exception as error:
+        log.exception("A message could not be answered.")
+        found = Message(FAILURE, {"why": f"its program failed with {type(error).__name__}, of which it says more"})
+    return encode_parts(found)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    for which, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, which)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-            return
-
-
-def _stop_left_behind(known: Path, name: str) -> None:
-    """Stop the group of the process whose number is in a file, if it is still there and has this name."""
-    with suppress(OSError, ValueError):
-        pid = int(known.read_text())
-        if name in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace"):
-            log.warning("A %s that was left behind is stopped.", name)
-            os.killpg(pid, signal.SIGKILL)
-            time.sleep(1.0)
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Within this context, SIGTERM ends the program as Ctrl-C does, so that it stops what it has started. A program
-    that was started in the background of a shell ignores Ctrl-C otherwise."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _wait(done: Callable[[], bool], process: subprocess.Popen[bytes], what: str, output: Path) -> None:
-    end = time.monotonic() + START_SECONDS
-    while not done():
-        if process.poll() is not None or time.monotonic() > end:
+def _keep_connected(command: list[str], folder: Path, stop: threading.Event) -> None:
+    """Run the SuperNode. It is started again whenever it ends, since it gives up when the server is away, and is
+    refused for some time after it was killed."""
+    output = folder / "supernode.log"
+    while not stop.is_set():
+        with started(command, environment(folder), output) as process:
+            while process.poll() is None and not stop.wait(WATCH_SECONDS):
+                pass
+        if not stop.is_set():
             lines = output.read_text(errors="replace").strip().splitlines()
-            raise UserError(f"{what} did not start ({lines[-1] if lines else 'no output'}); see {output}.")
-        time.sleep(0.2)
-
-
-def _last_error(path: Path) -> str:
-    """The last error in a run's log, "" if there is none."""
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    found = [line.partition(" ERROR ")[2] for line in lines if " ERROR " in line]
-    return found[-1].strip() if found else ""
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    """A port of this machine that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+            why = lines[-1].strip() if lines else "no output"
+            log.warning("The connection has ended (%s); it is tried again in %g s.", why, RETRY_SECONDS)
+            stop.wait(RETRY_SECONDS)

@@ -11,8 +11,8 @@ from flwr.app import Message as FlowerMessage
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
-from fedloom.federation.flower.codec import from_records, to_records
-from fedloom.federation.messages import BadMessage, Message
+from fedloom.federation.flower.codec import NotAMessage, from_records, to_records
+from fedloom.federation.messages import BadMessage, Message, decode_parts, encode_parts
 
 log = logging.getLogger("fedloom")
 
@@ -73,7 +73,7 @@ class FlowerLink:
         if not messages:
             return {}
         made = [
-            FlowerMessage(to_records(message), node, MessageType.QUERY, ttl=max(1.0, ttl))
+            FlowerMessage(to_records(*encode_parts(message)), node, MessageType.QUERY, ttl=max(1.0, ttl))
             for node, (_, message) in messages.items()
         ]
         ids = list(self.grid.push_messages(made))
@@ -86,6 +86,6 @@ def _read(answer: FlowerMessage) -> Message | str:
     if answer.has_error():
         return f"its site failed ({answer.error.reason or f'code {answer.error.code}'})".splitlines()[0][:500]
     try:
-        return from_records(answer.content)
-    except BadMessage as error:
+        return decode_parts(*from_records(answer.content))
+    except (NotAMessage, BadMessage) as error:
         return str(error)

@@ -9,10 +9,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedloom.config.resolve import resolve
+from fedloom.core.errors import UserError
 from fedloom.federation.flower.link import FlowerLink
 from fedloom.federation.serve import Server, Terms
+from fedloom.storage.files import json_writer, write_file
 
 JOB_FILE = "job.json"  # in the folder of a server: configuration, terms, and where the results go
+END_FILE = "end.json"  # there when the run has ended, with the sentence that says why if it has failed
 
 app = ServerApp()
 
@@ -20,9 +23,21 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Carry out, or continue, the run that the server's folder describes."""
-    job = json.loads((Path(str(context.run_config["fedloom-server"])) / JOB_FILE).read_text())
+    folder = Path(str(context.run_config["fedloom-server"]))
+    job = json.loads((folder / JOB_FILE).read_text())
     server, out = Server(FlowerLink(grid), Terms(**job["terms"])), job["out"]
-    if job["clients"] is None:
-        server.run(resolve(job["config"]), out=out, resume=True)
-    else:
-        server.run_on_own_data(job["config"], job["clients"], out=out, resume=True)
+    error: str | None = "The server's program was stopped."
+    try:
+        if job["clients"] is None:
+            server.run(resolve(job["config"]), out=out, resume=True)
+        else:
+            server.run_on_own_data(job["config"], job["clients"], out=out, resume=True)
+        error = None
+    except UserError as wrong:
+        error = str(wrong)
+        raise
+    except Exception as wrong:
+        error = f"The server's program has failed with {type(wrong).__name__}: {wrong}; see {folder / 'superlink.log'}."
+        raise
+    finally:
+        write_file(folder / END_FILE, json_writer({"error": error}))
