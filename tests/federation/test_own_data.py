@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from fedloom import load
 from fedloom.core.errors import UserError
@@ -12,11 +13,13 @@ from fedloom.core.preprocessing import Column, Preprocessing
 from fedloom.data.moments import Moments, merge_moments
 from fedloom.data.sets.own import OwnData
 from fedloom.data.user_data.merging import merge
+from fedloom.federation.dry_run import what_is_sent
 from fedloom.federation.host import Host
 from fedloom.federation.links import InProcess
 from fedloom.federation.messages import decode
 from fedloom.federation.own_data import LocalSamples
 from fedloom.federation.serve import Server, Terms
+from fedloom.federation.site_models import SiteModels
 
 TERMS = Terms(repeats=0)
 WORDS = (["icu", "ward"], ["er", "ward"], ["icu"])
@@ -99,7 +102,7 @@ def test_a_run_on_own_data_continues(tmp_path):
     serve(three_sites(other), other, algorithm="ditto", rounds=2)
     again, link = serve(three_sites(other), other, resume=True, algorithm="ditto", rounds=4)
     kinds = [decode(order).kind for _, order, _ in link.log]
-    assert set(kinds) == {"order"}  # nothing is agreed on again
+    assert set(kinds) == {"order", "end"}  # nothing is agreed on again
     assert [repr(row) for row in again.rounds] == [repr(row) for row in whole.rounds]
     assert len(load(other / "run").rounds) == 4
 
@@ -112,12 +115,15 @@ def test_before_training_only_descriptions_and_moments_are_sent(tmp_path):
         if reply.kind != "reply":
             fields[reply.kind] = set(reply.fields)
             assert not reply.trees
+        if reply.kind == "counted":
+            assert {len(values) for values in reply["moments"]["x"]} == {2}  # age and stamp: words are not counted
         for row in rows(0):
             assert str(row[0]).encode() not in answer  # no value of a sample
     assert fields == {
         "offer": {"client", "version", "about", "normalise"},
         "counted": {"client", "samples", "moments"},
         "ready": {"client", "run"},
+        "done": {"client", "run"},
     }
 
 
@@ -234,3 +240,59 @@ def test_merged_moments_are_those_of_all_values():
     assert merged.std == pytest.approx(
         np.nanstd(whole, 0), rel=1e-6
     )  # the mean of the first column is a billion times its spread
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavg-ft", "ditto", "gpfl", "pfedkt", "fedproto"])
+def test_a_site_keeps_the_models_that_it_is_scored_with(method, tmp_path):
+    """Of the last round and of the round that is best on the validation data of all."""
+    sites = three_sites(tmp_path)
+    result, link = serve(sites, tmp_path, algorithm=method, rounds=6, lr=0.2)
+    rounds = {"best": result.best_on_validation()["round"], "last": 6}
+    about = next(message for _, order, _ in link.log if (message := decode(order)).kind == "agree")
+    for i in sites:
+        samples = LocalSamples(sites[i].own, Preprocessing.from_json(about["about"]), (0.7, 0.1, 0.2), 1, True)
+        x, y = (torch.from_numpy(v[samples.splits["test"]]) for v in (samples.x, samples.y))
+        models = load(next((tmp_path / f"site-{i}").iterdir()))
+        assert models.rounds == rounds
+        for when, t in rounds.items():
+            right = (models.model(when=when).predictions(x).argmax(1) == y).double().mean()
+            (row,) = (row for row in result.clients.to_pylist() if (row["round"], row["client"]) == (t, i))
+            assert row["pre_acc"] == pytest.approx(100 * float(right)), (i, when)
+    assert models.predict(tmp_path / "2.csv").num_rows == 40
+    with pytest.raises(UserError, match="has the models of client 2 only, not of 'Rome'"):
+        models.model("Rome")
+
+
+def test_a_site_that_missed_the_best_round_says_so(tmp_path):
+    sites = three_sites(tmp_path)
+    serve(sites, tmp_path, rounds=3)
+    folder = next((tmp_path / "site-0").iterdir())
+    models = SiteModels(folder, json.loads((folder / "models.json").read_text()))
+    models.end(best=2)
+    with pytest.raises(UserError, match="was not there after round 2, which is the best; ask for when=last"):
+        load(folder).model()
+    assert load(folder).model(when="last").classes == ("10", "2", "other")
+
+
+def test_a_table_of_words_has_nothing_to_scale(tmp_path):
+    sites = {}
+    for i in range(2):
+        path = write_csv(tmp_path / f"{i}.csv", [(b, d) for _, b, _, d in rows(i)], "ward,label")
+        sites[i] = host(tmp_path, i, path)
+    assert len(serve(sites, tmp_path)[0].rounds) == 2
+
+
+def test_a_dry_run_lists_what_would_be_sent_and_sends_nothing_else(tmp_path):
+    local = {"dataset": {"name": "own", "path": str(write_csv(tmp_path / "0.csv", rows(0)))}, "device": "cpu"}
+    listed = what_is_sent(2, local, "gpfl")
+    _, link = serve(three_sites(tmp_path), algorithm="gpfl", rounds=1)
+    sent = {message.kind: message for i, _, answer in link.log if i == 0 and (message := decode(answer)).kind}
+    names = {one.name.partition(".")[0] for one in listed if "/" not in one.name}
+    assert names == {name for message in sent.values() for name in message.fields} | {"results"}
+    uploads = {one.name.split("/")[1] for one in listed if one.name.startswith("up/")}
+    assert uploads == {"phi", "V", "C"}
+    assert all(one.meaning for one in listed if one.name.startswith("up/"))
+    named = what_is_sent(1, {"dataset": {"name": "digits"}, "device": "cpu"}, "local")
+    assert not [one for one in named if one.name.startswith("up/")]
+    with pytest.raises(UserError, match="Unknown method 'gfpl'; did you mean 'gpfl'"):
+        what_is_sent(0, local, "gfpl")

@@ -15,11 +15,15 @@ from fedloom.cli.options import Json, option
 from fedloom.core.errors import UserError, nearest, plural
 
 if TYPE_CHECKING:
+    from fedloom.studies.personal_models import PersonalModels
     from fedloom.studies.predict import Predicted
     from fedloom.studies.result import Result
 
 MAX_SHOWN_CLASSES = 4  # whose probabilities fit a narrow terminal; files have all
-Run = Annotated[Path, typer.Argument(help="folder of a run or a comparison", show_default=False, metavar="RUN")]
+Run = Annotated[
+    Path,
+    typer.Argument(help="folder of a run, a comparison, or a site", show_default=False, metavar="RUN"),
+]
 Data = Annotated[Path, typer.Argument(help="file or folder with samples", show_default=False, metavar="DATA")]
 Client = Annotated[str | None, option("--client", about="name or number of the client [as DATA says]", metavar="NAME")]
 When = Annotated[str, option("--when", about="round: best on validation data, or last [best]", metavar="best|last")]
@@ -109,13 +113,15 @@ def export(
         raise UserError(f"format cannot be '{format_}'; {nearest(format_, list(FILES))}")
     if global_ and (client is not None or join is not None):
         raise UserError("--global and --client (or --join) exclude each other; give one of them.")
+    result = _open(run, method, seed)
+    if client is None:
+        client = getattr(result, "name", None)  # a site has models of one client
     if client is None and not global_ and join is None:
         raise UserError("Say whose model: --client NAME, or --global.")
-    result = _open(run, method, seed)
     if global_:
         model = result.global_model(_checked(when))
     elif join is not None:
-        model = join_run(result, join)
+        model = join_run(_of_run(result), join)
     else:
         assert client is not None
         model = result.model(client, _checked(when))
@@ -156,11 +162,11 @@ def _predictions(
 
     result = _open(run, method, seed)
     if join is not None:
-        return predict_with(join_run(result, join), data, client or "new")
+        return predict_with(join_run(_of_run(result), join), data, client or "new")
     return predict_samples(result, data, client, _checked(when))
 
 
-def _open(run: Path, method: str | None, seed: int | None) -> Result:
+def _open(run: Path, method: str | None, seed: int | None) -> Result | PersonalModels:
     from fedloom.studies.compare import Comparison
     from fedloom.studies.load import load
     from fedloom.studies.sweep import Sweep
@@ -172,6 +178,14 @@ def _open(run: Path, method: str | None, seed: int | None) -> Result:
         raise UserError(f"{run} is a sweep; give the folder of one of its runs, or run its best combination.")
     if method is not None or seed is not None:
         raise UserError(f"--method and --seed are for comparisons, but {run} is a single run.")
+    return found
+
+
+def _of_run(found: Result | PersonalModels) -> Result:
+    from fedloom.studies.result import Result
+
+    if not isinstance(found, Result):
+        raise UserError("A new client can join where the run's folder is, which is at the server; leave out --join.")
     return found
 
 

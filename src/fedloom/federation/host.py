@@ -13,7 +13,7 @@ from typing import Any
 from fedloom import __version__
 from fedloom.config.files import ConfigDict
 from fedloom.config.methods import FROM
-from fedloom.config.resolve import Config, combine, configure, flat, resolve
+from fedloom.config.resolve import Config, combine, configure, describe, flat, resolve
 from fedloom.config.settings import Settings
 from fedloom.core.errors import UserError, shown
 from fedloom.core.federation import SPLITS, Federation
@@ -26,9 +26,10 @@ from fedloom.data.sets.own import OwnData
 from fedloom.device.torch_settings import deterministic, precision
 from fedloom.engine.clients import initial_state
 from fedloom.federation import own_data
-from fedloom.federation.kinds import AGREE, COUNTED, FAILURE, HELLO, OFFER, ORDER, READY, SETUP
+from fedloom.federation.kinds import AGREE, COUNTED, DONE, END, FAILURE, HELLO, OFFER, ORDER, READY, SETUP
 from fedloom.federation.messages import BadMessage, Message, decode, encode
 from fedloom.federation.site import Site
+from fedloom.federation.site_models import SiteModels
 from fedloom.metrics.registry import find_metric
 from fedloom.metrics.scores import basic_metric
 from fedloom.storage.files import make_folder, write_file
@@ -103,6 +104,12 @@ class Host:
             site, s = self._site(run)
             with deterministic(s.deterministic), precision(s.dtype):
                 return site.handle(message)
+        if message.kind == END:
+            models = self._site(run)[0].models
+            if models is not None:
+                models.end(int(message["best"]))
+            log.info("Run %s is over.", run)
+            return Message(DONE, {"client": self.client, "run": run})
         raise BadMessage(f"a site does not know what to do with a message of kind '{shown(message.kind)}'")
 
     # -- before training ----------------------------------------------------------------------------------------------
@@ -162,7 +169,8 @@ class Host:
             constants = tree_map(lambda v: v.to(task.data.device), message.tree("constants"))
             metric = None if s.metric == basic_metric(task.data.kind) else find_metric(s.metric, task.data.kind)
             start = start._replace(constants=constants)
-            return Site(self.client, alg, task, s.seed, start, self.folder / run, run, metric=metric), s
+            folder, models = self.folder / run, SiteModels(self.folder / run, _about_models(config, task, self.client))
+            return Site(self.client, alg, task, s.seed, start, folder, run, metric=metric, models=models), s
 
     def _task(self, message: Message) -> tuple[Config, Task]:
         """The configuration of a run at this site, and its task with this site's samples."""
@@ -189,6 +197,19 @@ class Host:
         if self._data is None or self._data[0] != key:
             self._data = key, make_data(config)
         return self._data[1]
+
+
+def _about_models(config: Config, task: Task, client: int) -> dict[str, Any]:
+    """What is needed to build a model from its weights."""
+    found = describe(config)
+    kept = {name: found[name] for name in ("algorithm", "model", "dtype")}
+    data = task.data
+    names = data.client_names
+    return {
+        "client": names[client] if names else str(client),
+        "config": {**kept, "head": config.head},
+        "preprocessing": data.preprocessing_or_default().to_json(),
+    }
 
 
 @contextmanager

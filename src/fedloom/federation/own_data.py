@@ -53,8 +53,8 @@ class LocalSamples:
         """What is sent of the training samples for scaling: moments of columns, and of a target that is a number."""
         train = self.splits["train"]
         found = {"y": Moments.of(self.y[train, None].astype(np.float64))} if self.agreed.target == "number" else {}
-        if self.agreed.kind == "table":
-            found["x"] = Moments.of(self.x[train].astype(np.float64))
+        if self.agreed.kind == "table":  # of words there is nothing to scale
+            found["x"] = Moments.of(self.x[train][:, _numeric(self.agreed)].astype(np.float64))
         return found
 
     def federation(self, final: Preprocessing, client: int, clients: int, mean_samples: float) -> Federation:
@@ -81,16 +81,16 @@ def scaled(agreed: Preprocessing, moments: dict[str, Moments], normalise: bool) 
     """The description with the statistics of all training samples."""
     made = agreed
     if "x" in moments:
-        of = moments["x"]
-        numeric = np.repeat(
-            [column.words is None for column in agreed.columns],
-            [1 if column.words is None else len(column.words) for column in agreed.columns],
-        )
+        of, numeric = moments["x"], _numeric(agreed)
         spread = np.where(of.std > CONSTANT * np.abs(of.mean), of.std, 1.0)
-        mean, std = (np.where(numeric & normalise, v, d) for v, d in ((of.mean, 0.0), (spread, 1.0)))
+        mean, std = np.zeros(len(numeric)), np.ones(len(numeric))
+        if normalise:
+            mean[numeric], std[numeric] = of.mean, spread
         fill = None
         if agreed.missing != "refuse":
-            fill = tuple(np.where(numeric & (agreed.missing == "mean"), of.mean, 0.0).tolist())
+            filled = np.zeros(len(numeric))
+            filled[numeric] = of.mean if agreed.missing == "mean" else 0.0
+            fill = tuple(filled.tolist())
         made = replace(made, numbers=Numbers(tuple(mean.tolist()), tuple(std.tolist()), fill))
     if "y" in moments:
         mean_y, std_y = float(moments["y"].mean[0]), float(moments["y"].std[0])
@@ -135,6 +135,12 @@ def _empty(final: Preprocessing) -> Federation:
     )
 
 
+def _numeric(agreed: Preprocessing) -> np.ndarray:
+    """Which inputs of a table are numbers, and not words."""
+    widths = [1 if column.words is None else len(column.words) for column in agreed.columns]
+    return np.repeat([column.words is None for column in agreed.columns], widths)
+
+
 def _unscaled(agreed: Preprocessing) -> Numbers:
     """Numbers as they are, of which some may be missing."""
     width = agreed.shape[0]
@@ -148,7 +154,7 @@ def to_json(moments: dict[str, Moments]) -> dict[str, Any]:
 
 def from_json(values: Any, agreed: Preprocessing) -> dict[str, Moments]:
     """Moments that a site has sent; raises ValueError for anything else."""
-    wide = {"x": agreed.shape[0]} if agreed.kind == "table" else {}
+    wide = {"x": int(_numeric(agreed).sum())} if agreed.kind == "table" else {}
     wide |= {"y": 1} if agreed.target == "number" else {}
     if type(values) is not dict or set(values) != set(wide):
         raise ValueError("there are no moments")

@@ -107,6 +107,7 @@ class RemoteClients:
         self.trains_ahead, self.key = trains_ahead, root(seed, "init")
         self.samples = task.data.splits["train"].sizes
         self.constants = alg.constants(task, self.key)
+        self.best = 0  # the best round so far, whose models sites keep
         self.bases = Bases(task.clients, durable)
         self.store: ClientStore = self.bases
         self._ahead: dict[
@@ -195,6 +196,7 @@ class RemoteClients:
             "t": jobs[0].t,
             "base": int(self.bases.of(np.array([i]))[0]),
             "saved": int(self.bases.saved[i]),
+            "best": self.best,
             "jobs": [_job(job, i) for job in jobs],
         }
         trees: dict[str, Tree] = {}

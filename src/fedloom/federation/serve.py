@@ -25,7 +25,7 @@ from fedloom.data.sets.own import OwnData
 from fedloom.data.user_data.merging import merge
 from fedloom.federation import own_data
 from fedloom.federation.host import LOCAL, configured
-from fedloom.federation.kinds import AGREE, COUNTED, FAILURE, HELLO, OFFER, READY, SETUP
+from fedloom.federation.kinds import AGREE, COUNTED, DONE, END, FAILURE, HELLO, OFFER, READY, SETUP
 from fedloom.federation.messages import BadMessage, Message
 from fedloom.federation.remote import Link, RemoteClients
 from fedloom.metrics.registry import find_metric
@@ -33,12 +33,13 @@ from fedloom.metrics.scores import basic_metric
 from fedloom.runs.directory import AT_SITES, RunDirectory
 from fedloom.storage.files import json_writer, write_file
 from fedloom.studies.build import make_data
-from fedloom.studies.callbacks import Callback
+from fedloom.studies.callbacks import Callback, TrainingRun
 from fedloom.studies.execute import execute_group
-from fedloom.studies.result import Result
+from fedloom.studies.result import Result, best_on_validation
 
 log = logging.getLogger("fedloom")
 
+END_SECONDS = 60.0  # to tell sites that a run is over
 OWN_USUAL = {**OwnData.usual, "split": [0.7, 0.1, 0.2], "partition_seed": 1}  # of runs on own data
 
 
@@ -49,6 +50,24 @@ class Terms:
     deadline: float = 600.0  # seconds after which a site that has not answered is left out of a round
     minimum: int | None = None  # replies that a round needs; None for all of those that are asked
     repeats: int = 2  # how often sites that have failed are asked again if there are too few replies
+
+
+class BestRound(Callback):
+    """Lets the clients know which round was the best so far: sites keep the models of that one."""
+
+    def __init__(self, made: Sequence[RemoteClients]) -> None:
+        self.made = made  # the clients of the run, as soon as there are any
+
+    def on_start(self, run: TrainingRun) -> None:
+        self._tell(run)
+
+    def on_evaluation(self, run: TrainingRun) -> None:
+        self._tell(run)
+
+    def _tell(self, run: TrainingRun) -> None:
+        if run.history:
+            for clients in self.made:
+                clients.best = best_on_validation(list(run.history), "pre", run.metric)["round"]
 
 
 class Server:
@@ -143,6 +162,7 @@ class Server:
         """The results of a run. `start` prepares a new one, and returns what its sites need to know."""
         s = replace(config.settings, engine="reference", checkpoint_every=1)
         terms = self.terms
+        made: list[RemoteClients] = []
 
         def make_clients(alg: Algorithm, task: Task) -> RemoteClients:
             run = _known_run(out)
@@ -155,14 +175,27 @@ class Server:
             if out is not None:
                 write_file(Path(out) / AT_SITES, json_writer({"run": run}))
             metric = None if s.metric == basic_metric(task.data.kind) else find_metric(s.metric, task.data.kind)
-            return RemoteClients(
+            found = RemoteClients(
                 alg, task, s.seed, run, self.link, deadline=terms.deadline, minimum=terms.minimum,
                 repeats=terms.repeats, durable=out is not None, metric=metric, names=task.data.client_names,
             )  # fmt: skip
+            made.append(found)
+            return found
 
-        options: dict[str, Any] = {"out": [out], "resume": resume, "callbacks": callbacks}
+        told = BestRound(made)
+        options: dict[str, Any] = {"out": [out], "resume": resume, "callbacks": [told, *callbacks]}
         (result,) = execute_group([replace(config, settings=s)], data=data, make_clients=make_clients, **options)
+        for clients in made:
+            self._end(clients.run, data.clients, result.best_on_validation()["round"])
         return result
+
+    def _end(self, run: str, clients: int, best: int) -> None:
+        """Tell all sites that the run is over."""
+        messages = {i: Message(END, {"run": run, "client": i, "best": best}) for i in range(clients)}
+        for i, answer in sorted(self.link.exchange(messages, min(END_SECONDS, self.terms.deadline)).items()):
+            if not isinstance(answer, Message) or answer.kind != DONE:
+                why = answer if isinstance(answer, str) else _why(answer)
+                log.warning("Site %d does not know that the run is over, nor which round was best: %s.", i, why)
 
     def _all(
         self, kind: str, answer: str, clients: int, fields: Mapping[str, Any], trees: Mapping[str, Any] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedloom.engine.cohort import Executor
 from fedloom.engine.planning.choose import REFERENCE, make_executor
 from fedloom.federation.kinds import FAILURE, ORDER, REPLY
 from fedloom.federation.messages import BadMessage, Message
+from fedloom.federation.site_models import SiteModels
 from fedloom.federation.site_store import NEVER, SiteStore, StateMissing
 from fedloom.metrics.registry import Metric
 
@@ -41,10 +43,11 @@ class Site:
         *,
         metric: Metric | None = None,
         executor: Executor | None = None,
+        models: SiteModels | None = None,
     ) -> None:
         """`task` has the samples of this client, and empty lists for the others. `run` is the name of the run, so that
-        the state of one is never used in another."""
-        self.client, self.run, self.folder = client, run, folder
+        the state of one is never used in another. `models` keeps the personal models, to be used at the site."""
+        self.client, self.run, self.folder, self.models = client, run, folder, models
         store = partial(SiteStore, client=client, folder=folder / "state", run=run)
         self.clients = LocalClients(alg, task, task, seed, initial, store, metric=metric)
         self.executor = executor or make_executor(alg, task, REFERENCE, task)
@@ -76,8 +79,11 @@ class Site:
         for number, job in enumerate(message["jobs"]):
             self.store.open(base)
             own = AGAIN if number and "shared" + AGAIN in message.trees else ""
-            replies = self.clients.ask(self._request(message, t, job, own), self.executor)
+            request = self._request(message, t, job, own)
+            replies = self.clients.ask(request, self.executor)
             results.append(_result(replies))
+            if job["job"] == "evaluate":
+                self._keep_model(request, replies, int(message["best"]))
             if job["job"] == "train":
                 up = {name: _first(part) for name, part in replies.up.items()}
                 self._check_declared(up)
@@ -101,8 +107,18 @@ class Site:
             shared=on_device(message.tree("shared" + own)),
             parts=on_device(message.tree("part" + own)),
             splits=tuple(job["splits"]),
+            models=self.models is not None and job["job"] == "evaluate" and bool(job["splits"]),
             **more,
         )
+
+    def _keep_model(self, request: ClientRequest, replies: ClientReplies, best: int) -> None:
+        """Keep the model that was scored; it stays at the site."""
+        if self.models is None:
+            return
+        if not request.models:  # PM_pre is the global model
+            only = replace(request, models=True, global_params=None, global_splits=())
+            replies = self.clients.ask(only, self.executor)
+        self.models.keep(request.t, replies.models, best)
 
     def _check_declared(self, up: Tree) -> None:
         """Raise UserError, instead of sending anything, for an upload that the method does not declare."""

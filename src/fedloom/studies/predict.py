@@ -26,6 +26,7 @@ from fedloom.metrics.summary import over_clients
 from fedloom.storage.files import Writer, table_writer, text_writer, write_file
 from fedloom.studies.client_model import ClientModel
 from fedloom.studies.models import When, client_index
+from fedloom.studies.personal_models import PersonalModels
 from fedloom.studies.result import Result
 
 BATCH = 512  # samples at once
@@ -70,7 +71,9 @@ class Predicted:
         return [None if np.isnan(row).any() else "; ".join(names[row > 0]) for row in y.astype(float)]
 
 
-def predict(result: Result, path: str | Path, client: int | str | None = None, when: When = "best") -> Predicted:
+def predict(
+    result: Result | PersonalModels, path: str | Path, client: int | str | None = None, when: When = "best"
+) -> Predicted:
     """Predict the targets of the samples in a file or folder.
 
     Args:
@@ -79,6 +82,8 @@ def predict(result: Result, path: str | Path, client: int | str | None = None, w
         client: the client whose model is used; by default that of the client that the data name for each sample.
         when: which of its models, see `Result.model`.
     """
+    if isinstance(result, PersonalModels):
+        return predict_with(result.model(client, when), path, result.name)
     models = result.models
     samples = read_new_samples(models.architecture().preprocessing, path)
     found: list[tuple[np.ndarray, ClientModel]] = []
