@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,8 @@ from fedloom.studies.callbacks import Callback, TrainingRun
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from fedloom.federation.dry_run import Sent
+    from fedloom.federation.flower.overview import Overview
     from fedloom.papers.catalog import Experiment
     from fedloom.studies.compare import Comparison
     from fedloom.studies.method_check import Verdict
@@ -62,6 +65,8 @@ LISTED: dict[str, tuple[str, ...]] = {
     "partitions": ("name", "about"),
     "presets": ("name", "about"),
 }
+WATCH_SECONDS = 2.0
+MAX_VALUE = 160  # characters of a value that would be sent
 ONLY_WIDE = ("personal", "global", "targets")
 TEXT_WIDTH = 24  # of a column of text, before those above are shown
 STATISTICS = ("mean", "low5", "top5", "worst", "std")
@@ -660,3 +665,44 @@ def print_verdict(console: Console, verdict: Verdict, as_json: bool) -> None:
         line = Text.assemble((f"{mark:<8}", style), f"{finding.name:<{width}}  {finding.sentence}")
         console.print(line, soft_wrap=True)
     console.print(Text(verdict.sentence, "bold"), soft_wrap=True)
+
+
+def print_overview(console: Console, find: Callable[[], Overview], watch: bool) -> None:
+    """Print how far a federation is, again and again if it is watched."""
+    while True:
+        found = find()
+        if watch and console.is_terminal:
+            console.clear()
+        for sentence in found.sentences:
+            console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+        if found.run is not None and found.run.rounds:
+            row, rounds = found.run.last(), found.run.config["rounds"]
+            text = f"Round {row['round']} of {rounds}: {_progress(row)}"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+        if found.sites:
+            columns = [number_column("Site"), Column("State"), Column("Last answer"), Column("Problem")]
+            print_table(console, columns, found.sites)
+        if not watch:
+            return
+        time.sleep(WATCH_SECONDS)
+
+
+def print_sent(console: Console, sent: Sequence[Sent], as_json: bool) -> None:
+    """Print what a site would send, by message."""
+    if as_json:
+        console.print_json(json.dumps([one._asdict() for one in sent]))
+        return
+    for when in dict.fromkeys(one.when for one in sent):
+        rows = [(one.name, _cut(one.what), one.meaning) for one in sent if one.when == when]
+        columns = [Column("Name", wrap=False), Column("Value, or type of a tensor"), Column("Meaning")]
+        print_table(console, columns if any(row[2] for row in rows) else columns[:2], rows, f"Sent {when}")
+        console.print()
+    console.print(
+        "Scores are correct predictions, summed loss, samples; n is the number of training samples. Nothing else is "
+        "sent. --json shows long values in full.",
+        highlight=False,
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 3]}..."

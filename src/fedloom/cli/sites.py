@@ -1,4 +1,4 @@
-"""The commands `fedloom keys`, `serve` and `join`: a federation whose sites keep their data."""
+"""The commands `fedloom keys`, `serve`, `join` and `status`: a federation whose sites keep their data."""
 
 from __future__ import annotations
 
@@ -36,9 +36,16 @@ def add_commands(app: typer.Typer) -> None:
         epilog=examples(
             "fedloom join site-0 --server server.example.org:8000 --dataset patients.csv",
             "fedloom join site-1 --server 10.0.0.5:8000 --dataset scans/ --set label=diagnosis",
+            "fedloom join site-0 --dataset patients.csv --dry-run --method gpfl",
             docs=DOCS,
         ),
     )(join)
+    app.command(
+        cls=Command,
+        epilog=examples(
+            "fedloom status", "fedloom status federation/server --watch", "fedloom status site-0", docs=DOCS
+        ),
+    )(status)
 
 
 def keys(
@@ -62,8 +69,9 @@ def keys(
     begin()
     if sites < 1 or days < 1:
         raise UserError("A federation needs one site and one day at least.")
-    for made in make_keys(folder, host or ["localhost", "127.0.0.1"], sites, days):
-        out.print(str(made), highlight=False, soft_wrap=True)
+    made = make_keys(folder, host or ["localhost", "127.0.0.1"], sites, days)
+    out.print("\n".join(map(str, made)), highlight=False, soft_wrap=True)
+    err.print(f"{made[0]} stays here; the others go to their sites, over a channel that you trust.", soft_wrap=True)
 
 
 @with_settings()
@@ -147,7 +155,13 @@ def join(
     ] = None,
     data_dir: Annotated[str | None, setting_option("data_dir")] = None,
     device: Annotated[str | None, setting_option("device")] = None,
-    verbose: Annotated[bool, option("--verbose", "-v", about="log what happens")] = False,
+    dry_run: Annotated[
+        bool, option("--dry-run", about="list what would be sent, and send nothing", group="Dry run")
+    ] = False,
+    method: Annotated[
+        str | None, option("--method", about="method of the dry run [ditto]", metavar="METHOD", group="Dry run")
+    ] = None,
+    json: Annotated[bool, option("--json", about="the dry run's list, machine-readable", group="Dry run")] = False,
 ) -> None:  # fmt: skip
     """Take part in a federation with this machine's data, until stopped.
 
@@ -156,20 +170,51 @@ def join(
     """
     _need_flower()
     from fedloom.data.sets.own import OwnData, user_data_path
+    from fedloom.federation.flower.keys import client_of
     from fedloom.federation.flower.launch import join as take_part
     from fedloom.federation.flower.processes import ended_by_signals
 
-    begin(verbose)
-    if server is None or dataset is None:
-        missing = "--server HOST:PORT" if server is None else "--dataset PATH"
+    begin(verbose=not dry_run)  # who runs it wants to see what happens with the data
+    if dataset is None or (server is None and not dry_run):
+        missing = "--dataset PATH" if dataset is None else "--server HOST:PORT"
         raise UserError(f"A site needs to know its server and its data; give {missing}.")
+    if (method is not None or json) and not dry_run:
+        raise UserError("The method is chosen at the server; --method and --json are for --dry-run.")
     path = user_data_path(dataset)
     section: dict[str, Any] = {"name": dataset} if path is None else {"name": OwnData.name, "path": path}
     local: dict[str, Any] = {"dataset": {**section, **pairs(set_ or [])}, "device": device or "auto"}
     if data_dir is not None:
         local["data_dir"] = str(Path(data_dir).absolute())
+    if dry_run:
+        from fedloom.cli import display
+        from fedloom.federation.dry_run import what_is_sent
+
+        display.print_sent(out, what_is_sent(client_of(folder), local, method or "ditto"), json)
+        return
+    assert server is not None
+    err.print(f"Client {client_of(folder)} takes part at {server}; Ctrl-C ends it.", highlight=False, soft_wrap=True)
     with ended_by_signals():
         take_part(folder, server, local)
+
+
+def status(
+    folder: Annotated[
+        Path,
+        typer.Argument(help="a server's folder, or a site's [federation/server]", metavar="FOLDER", show_default=False),
+    ] = Path("federation/server"),
+    watch: Annotated[bool, option("--watch", about="go on until Ctrl-C")] = False,
+) -> None:
+    """Show how far a federation is, and which of its sites are there.
+
+    At the server: the round, the accuracy, and for every site what it does and when it last answered. At a site:
+    whether it takes part, and which models it has.
+    """
+    _need_flower()
+    from fedloom.cli import display
+    from fedloom.federation.flower.overview import overview
+
+    begin()
+    display.print_overview(out, lambda: overview(folder), watch)
 
 
 def _need_flower() -> None:

@@ -48,7 +48,9 @@ def what_is_sent(client: int, local: ConfigDict, algorithm: str) -> list[Sent]:
         raise unknown("method", algorithm, ALGORITHMS.names())
     with tempfile.TemporaryDirectory() as folder:
         asked = {"algorithm": algorithm, "rounds": 1}
-        if (one := Host(0, Path(folder), local)).own is not None:
+        one = Host(0, Path(folder), local)
+        one.check()
+        if one.own is not None:
             client, hosts = 0, {0: one}
         else:
             hosts = {i: Host(i, Path(folder) / str(i), local) for i in range(max(2, client + 1))}

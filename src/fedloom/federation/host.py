@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -102,8 +103,12 @@ class Host:
             return Message(READY, {"client": self.client, "run": run})
         if message.kind == ORDER:
             site, s = self._site(run)
+            start = time.monotonic()
             with deterministic(s.deterministic), precision(s.dtype):
-                return site.handle(message)
+                answer = site.handle(message)
+            what = "answered" if answer.kind != FAILURE else f"could not be answered: {answer['why']}"
+            log.info("Run %s, round %s: %s, %.1f s.", run, message["t"] + 1, what, time.monotonic() - start)
+            return answer
         if message.kind == END:
             models = self._site(run)[0].models
             if models is not None:
@@ -169,7 +174,7 @@ class Host:
             constants = tree_map(lambda v: v.to(task.data.device), message.tree("constants"))
             metric = None if s.metric == basic_metric(task.data.kind) else find_metric(s.metric, task.data.kind)
             start = start._replace(constants=constants)
-            folder, models = self.folder / run, SiteModels(self.folder / run, _about_models(config, task, self.client))
+            folder, models = self.folder / run, SiteModels(self.folder / run, self._about_models(config, task))
             return Site(self.client, alg, task, s.seed, start, folder, run, metric=metric, models=models), s
 
     def _task(self, message: Message) -> tuple[Config, Task]:
@@ -184,6 +189,18 @@ class Host:
         task = make_task(config, make_data(config), complete=False)
         return config, replace(task, batch_size=int(message["batch_size"]))
 
+    def _about_models(self, config: Config, task: Task) -> dict[str, Any]:
+        """What is needed to use a model when there are only its weights."""
+        found, names = describe(config), task.data.client_names
+        about = task.data.preprocessing_or_default()
+        if self.own is not None:  # the column has another name at other sites, perhaps
+            about = replace(about, label=self.own.label)
+        return {
+            "client": names[self.client] if names else str(self.client),
+            "config": {**{name: found[name] for name in ("algorithm", "model", "dtype")}, "head": config.head},
+            "preprocessing": about.to_json(),
+        }
+
     def _local(self) -> ConfigDict:
         return {"device": self.local.get("device", "auto")}
 
@@ -197,19 +214,6 @@ class Host:
         if self._data is None or self._data[0] != key:
             self._data = key, make_data(config)
         return self._data[1]
-
-
-def _about_models(config: Config, task: Task, client: int) -> dict[str, Any]:
-    """What is needed to build a model from its weights."""
-    found = describe(config)
-    kept = {name: found[name] for name in ("algorithm", "model", "dtype")}
-    data = task.data
-    names = data.client_names
-    return {
-        "client": names[client] if names else str(client),
-        "config": {**kept, "head": config.head},
-        "preprocessing": data.preprocessing_or_default().to_json(),
-    }
 
 
 @contextmanager

@@ -81,6 +81,17 @@ def make_site(folder: Path, client: int, server: Path) -> Path:
     return folder
 
 
+def client_of(folder: Path) -> int:
+    """The client of a site's folder; raises UserError if the folder is none."""
+    path = folder / SITE_FILE
+    if not path.exists():
+        raise UserError(f"{path} is missing; a site's folder is made with 'fedloom keys'.")
+    try:
+        return int(json.loads(path.read_text())["client"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is damaged; copy the site's folder from where it was made.") from None
+
+
 def _certificate(
     signer: Key, issuer: str, public: ec.EllipticCurvePublicKey, subject: str, days: int, *, ca: bool = False,
     hosts: Sequence[str] = (),

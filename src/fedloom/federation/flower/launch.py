@@ -15,7 +15,6 @@ from typing import Any
 
 from fedloom.core.errors import UserError
 from fedloom.federation.flower import keys
-from fedloom.federation.flower.keys import SITE_FILE
 from fedloom.federation.flower.link import node_name
 from fedloom.federation.flower.processes import (
     answers,
@@ -170,10 +169,10 @@ class Server:
 def join(folder: Path, server: str, local: Mapping[str, Any], port: int = 0) -> None:
     """Take part in a federation until KeyboardInterrupt, with the data and the device that `local` names."""
     folder = folder.absolute()
-    for name in (keys.NODE_KEY, keys.CA_CERTIFICATE, SITE_FILE):
+    client = keys.client_of(folder)
+    for name in (keys.NODE_KEY, keys.CA_CERTIFICATE):
         if not (folder / name).exists():
             raise UserError(f"{folder / name} is missing; a site's folder is made with 'fedloom keys'.")
-    client = int(json.loads((folder / SITE_FILE).read_text())["client"])
     command = [
         program("flower-supernode"), "--superlink", server, "--root-certificates", str(folder / keys.CA_CERTIFICATE),
         "--auth-supernode-private-key", str(folder / keys.NODE_KEY), "--port", str(port or free_port()),

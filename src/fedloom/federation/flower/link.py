@@ -12,6 +12,8 @@ from flwr.app import MessageType
 from flwr.serverapp import Grid
 
 from fedloom.federation.flower.codec import NotAMessage, from_records, to_records
+from fedloom.federation.flower.status import Sites
+from fedloom.federation.kinds import FAILURE
 from fedloom.federation.messages import BadMessage, Message, decode_parts, encode_parts
 
 log = logging.getLogger("fedloom")
@@ -29,8 +31,9 @@ class FlowerLink:
     """Reaches each client at the node that is registered under its name. A node has its name from the server, together
     with its key, so no site can take the place of another."""
 
-    def __init__(self, grid: Grid, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.grid, self.sleep = grid, sleep
+    def __init__(self, grid: Grid, sleep: Callable[[float], None] = time.sleep, status: Sites | None = None) -> None:
+        """`status` is told what is sent and what comes back, for people to read."""
+        self.grid, self.sleep, self.status = grid, sleep, status
 
     def nodes(self) -> dict[int, int]:
         """The node of every client that is there."""
@@ -59,14 +62,23 @@ class FlowerLink:
             nodes = self.nodes() if waiting else {}
             ready = {i: waiting.pop(i) for i in list(waiting) if i in nodes}
             sent |= self._push({nodes[i]: (i, message) for i, message in ready.items()}, end - time.monotonic())
+            if self.status is not None and nodes:
+                self.status.connected(nodes)
+                self.status.asked(ready)
             for answer in self.grid.pull_messages(list(sent)) if sent else ():
                 client = sent.pop(answer.metadata.reply_to_message_id, None)
                 if client is not None:
-                    answers[client] = _read(answer)
+                    found = answers[client] = _read(answer)
+                    if self.status is not None:
+                        self.status.answered(client, _problem(found))
             if waiting or sent:
                 self.sleep(POLL)
         late = f"no answer within {deadline:g} s"
-        return answers | dict.fromkeys(sent.values(), late) | dict.fromkeys(waiting, "its site is not connected")
+        missing = dict.fromkeys(sent.values(), late) | dict.fromkeys(waiting, "its site is not connected")
+        for client, why in missing.items():
+            if self.status is not None:
+                self.status.answered(client, why)
+        return answers | missing
 
     def _push(self, messages: Mapping[int, tuple[int, Message]], ttl: float) -> dict[str, int]:
         """Ids of messages that were sent, and their clients."""
@@ -80,6 +92,12 @@ class FlowerLink:
         if len(ids) != len(made):
             raise BadMessage("the message is too large for the server")
         return {id_: client for id_, (client, _) in zip(ids, messages.values(), strict=True)}
+
+
+def _problem(found: Message | str) -> str:
+    if isinstance(found, str):
+        return found
+    return str(found.fields.get("why", "")) if found.kind == FAILURE else ""
 
 
 def _read(answer: FlowerMessage) -> Message | str:

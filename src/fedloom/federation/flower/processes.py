@@ -70,6 +70,14 @@ def stop_left_behind(output: Path) -> None:
             _stop(found)
 
 
+def is_running(output: Path) -> bool:
+    """True if the process with this output is running."""
+    with suppress(OSError, ValueError, KeyError, psutil.NoSuchProcess):
+        about = json.loads(_known(output).read_text())
+        return bool(psutil.Process(about["pid"]).create_time() == about["since"])
+    return False
+
+
 def _known(output: Path) -> Path:
     return output.with_suffix(".pid")
 

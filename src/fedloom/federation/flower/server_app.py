@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedloom.config.resolve import resolve
 from fedloom.core.errors import UserError
 from fedloom.federation.flower.link import FlowerLink
+from fedloom.federation.flower.status import Sites
 from fedloom.federation.serve import Server, Terms
 from fedloom.storage.files import json_writer, write_file
 
@@ -25,7 +26,7 @@ def main(grid: Grid, context: Context) -> None:
     """Carry out, or continue, the run that the server's folder describes."""
     folder = Path(str(context.run_config["fedloom-server"]))
     job = json.loads((folder / JOB_FILE).read_text())
-    server, out = Server(FlowerLink(grid), Terms(**job["terms"])), job["out"]
+    server, out = Server(FlowerLink(grid, status=Sites(folder)), Terms(**job["terms"])), job["out"]
     error: str | None = "The server's program was stopped."
     try:
         if job["clients"] is None:
