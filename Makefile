@@ -1,12 +1,12 @@
 # install: a virtual environment with the tested versions. demo: the main job. test: style, types, tests.
-# test-federation: a server and sites as processes, for minutes. fuzz: random input, until it finds a mistake or is
-# stopped.
+# test-federation: a server and sites as processes, for minutes. soak-federation: the same, of which 20 are killed at
+# random moments. fuzz: random input, until it finds a mistake or is stopped.
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test test-federation fuzz clean
+.PHONY: install demo test test-federation soak-federation fuzz clean
 
 install: $(READY)
 
@@ -27,6 +27,9 @@ test: $(READY)
 
 test-federation: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m federation tests/federation
+
+soak-federation: $(READY)
+	FEDLOOM_KILLS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m federation tests/federation/test_random_kills.py
 
 fuzz: $(READY)
 	while FEDLOOM_FUZZ=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/fuzz; do :; done

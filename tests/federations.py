@@ -41,7 +41,7 @@ class Federated:
         data = make_federation([max(n, least) for n in sizes], server=20)
         share = participation if participation is not None and self.alg.partial else 1.0
         task_options = {"participation": share, "batch_size": 5}
-        model_options = {k: options.pop(k) for k in ("norm", "dropout") if k in options}
+        model_options = {k: options.pop(k) for k in ("norm", "dropout", "privacy") if k in options}
         self.task = make_task((), federation=data, **task_options, **model_options)
         self.folder, self.options, self.wrap = folder, options, wrap or (lambda sites: InProcess(sites))
         self.simulation = Simulation(self.alg, self.task, SEED)

@@ -3,116 +3,42 @@
 These tests take minutes; `make test-federation` runs them.
 """
 
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("flwr")
 
+from federation.deployment import DEADLINE, SITES, reference, same_rounds
+
 from fedloom import load
-from fedloom.config.keywords import from_keywords
 from fedloom.federation.flower.keys import make_keys
-from fedloom.federation.flower.processes import free_port
-from fedloom.studies.execute import execute
 
 pytestmark = pytest.mark.federation
 
-SITES = 3
-DEADLINE = 300  # seconds
+SETTINGS = {  # methods with messages of different kinds, and what makes them quick
+    "fedavg": {},
+    "fedrep": {},
+    "plgu-lf": {},
+    "gpfl": {},
+    "page": {"server_share": 0.1, "ep_max": 2},
+    "pfedkt": {},
+    "scaffold": {},
+    "fedfomo": {},
+}
 
 
-class Deployment:
-    """Processes of `fedloom join` and `fedloom serve`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port, self.processes = folder, free_port(), {}
-        make_keys(folder / "keys", ["localhost"], SITES)
-        self.out = folder / "run"
-
-    def start(self, name, *arguments) -> subprocess.Popen:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "fedloom", *arguments]
-        with (self.folder / f"{name}.txt").open("ab") as output:
-            self.processes[name] = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-        return self.processes[name]
-
-    def join(self, i, **changes) -> subprocess.Popen:
-        site, dataset = self.folder / "keys" / f"site-{i}", changes.pop("dataset", "digits")
-        where = ["--server", f"localhost:{self.port}", "--dataset", str(dataset), "--device", "cpu"]
-        return self.start(f"site-{i}", "join", str(site), *where)
-
-    def serve(self, method, *more) -> subprocess.Popen:
-        keys = ["--keys", str(self.folder / "keys" / "server"), "--port", str(self.port)]
-        return self.start("server", "serve", method, *keys, "--out", str(self.out), "--device", "cpu", *more)
-
-    def kill(self, name) -> None:
-        """As when the machine loses its power: nothing is closed."""
-        process = self.processes.pop(name)
-        process.kill()
-        process.wait()
-
-    def stop(self) -> None:
-        for process in self.processes.values():
-            process.terminate()
-        for process in self.processes.values():
-            process.wait(60)
-
-    def said(self, name) -> str:
-        return (self.folder / f"{name}.txt").read_text()
-
-    def wait_for_round(self, t) -> None:
-        def there():
-            path = self.out / "rounds.parquet"
-            try:
-                return path.exists() and len(load(self.out).rounds) >= t
-            except Exception:
-                return False
-
-        wait(there, f"round {t}\\n{self.said('server')}")
-
-
-def wait(condition, what) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.5)
-
-
-@pytest.fixture
-def deployment(tmp_path):
-    made = Deployment(tmp_path)
-    yield made
-    made.stop()
-
-
-def reference(method, **settings):
-    """The same run in one process, with as many threads: their number decides the last bits of a sum."""
-    usual = {"clients": SITES, "device": "cpu", "engine": "reference"}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return execute(from_keywords(method, "digits", {**usual, **settings}))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def same_rounds(found, expected) -> None:
-    assert [repr(row) for row in found.rounds] == [repr(row) for row in expected.rounds]
-    assert found.clients.equals(expected.clients)
-
-
-@pytest.mark.parametrize("method", ["fedrep", "scaffold"])
-def test_a_deployment_gives_the_bits_of_one_process(method, deployment):
+def test_a_deployment_gives_the_bits_of_one_process(deployment):
+    """One run after the other, for which the sites stay joined."""
     for i in range(SITES):
         deployment.join(i)
-    server = deployment.serve(method, "--dataset", "digits", "--rounds", "2")
-    assert server.wait(DEADLINE) == 0, deployment.said("server")
-    same_rounds(load(deployment.out), reference(method, rounds=2))
+    for method, settings in SETTINGS.items():
+        given = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        server = deployment.serve(
+            method, "--dataset", "digits", "--rounds", "2", *given, out=deployment.folder / method
+        )
+        deployment.completed(server)
+        same_rounds(load(deployment.out), reference(method, rounds=2, **settings))
 
 
 def test_sites_and_server_that_are_killed_change_nothing(deployment):
@@ -127,7 +53,7 @@ def test_sites_and_server_that_are_killed_change_nothing(deployment):
     deployment.wait_for_round(3)
     deployment.kill("server")
     time.sleep(1)
-    assert deployment.serve(*command).wait(DEADLINE) == 0, deployment.said("server")
+    deployment.completed(deployment.serve(*command))
     same_rounds(load(deployment.out), reference("ditto", rounds=5))
 
 
@@ -137,8 +63,7 @@ def test_sites_train_on_data_of_their_own(deployment):
         path = deployment.folder / f"{i}.csv"
         path.write_text("\n".join(["x,z,label", *lines]))
         deployment.join(i, dataset=path)
-    server = deployment.serve("fedavg", "--rounds", "2")
-    assert server.wait(DEADLINE) == 0, deployment.said("server")
+    deployment.completed(deployment.serve("fedavg", "--rounds", "2"))
     assert len(load(deployment.out).rounds) == 2
 
 

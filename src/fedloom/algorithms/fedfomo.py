@@ -32,6 +32,7 @@ class FedFomo(Local):
         "theta": "the trained model theta_i, which others receive",
         "w": "weights of the models that it received",
     }
+    no_privacy = "it uploads a whole model, which clipping would destroy"
 
     M: int = setting(5, "models that a client is sent", low=0)
     eps: float = setting(0.3, "chance, in round 0, that a random model is sent instead of the next best", low=0, high=1)

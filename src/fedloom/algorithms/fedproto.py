@@ -27,6 +27,7 @@ class FedProto(Algorithm):
     shared = "prototypes G[c]"
     private = "model theta_i"
     uploads = {"C": "mean features of each class", "has": "which classes the client has"}
+    no_privacy = "it uploads which classes a client has"
     averages = True
     server_step = "it averages prototypes, not models"
     targets = ("classes",)  # of which each has a prototype

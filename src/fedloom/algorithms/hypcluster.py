@@ -25,6 +25,7 @@ class HypCluster(FedAvg):
     year = 2020
     shared = "models w_1 to w_Kc"
     uploads = {"w": "the trained model of its cluster", "j": "the cluster that the client chose"}
+    no_privacy = "it uploads which cluster a client chose"
     pre_is_global = False
     server_step = "it has a model of every cluster, and not all of them change in a round"
     global_model = Algorithm.global_model  # none

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedloom.cli.tables import Column, number_column, print_table
 from fedloom.core.errors import plural
+from fedloom.core.privacy import DELTA
 from fedloom.metrics.leaderboard import MAJORITY, MEAN, WITHOUT_MODEL
 from fedloom.metrics.registry import METRICS, column_name, in_percent, sign
 from fedloom.report import sweep as sweep_table
@@ -246,6 +247,12 @@ def print_result(console: Console, result: Result) -> None:
         rows,
         f"Test {result.metric} over clients{', %' * percent}",
     )
+    if result.epsilon is not None:
+        console.print(
+            f"Differential privacy of what a client uploads, for all of its data: epsilon {result.epsilon:.3g}, delta "
+            f"{config['dp_delta'] or DELTA:g}.",
+            highlight=False,
+        )
     _print_metrics(console, result)
     console.print("(Best on test is how the papers report; it is selected on the numbers it shows.)\n", style="dim")
     for column, unit in (("acc_global", " %"), ("rmse_global", " (RMSE)")):

@@ -155,6 +155,11 @@ def join(
     ] = None,
     data_dir: Annotated[str | None, setting_option("data_dir")] = None,
     device: Annotated[str | None, setting_option("device")] = None,
+    max_epsilon: Annotated[
+        float | None,
+        option("--max-epsilon", about="differential privacy that the site asks for in a run [none]", metavar="FLOAT",
+               group="Sites"),
+    ] = None,
     dry_run: Annotated[
         bool, option("--dry-run", about="list what would be sent, and send nothing", group="Dry run")
     ] = False,
@@ -183,6 +188,10 @@ def join(
     path = user_data_path(dataset)
     section: dict[str, Any] = {"name": dataset} if path is None else {"name": OwnData.name, "path": path}
     local: dict[str, Any] = {"dataset": {**section, **pairs(set_ or [])}, "device": device or "auto"}
+    if max_epsilon is not None:
+        if max_epsilon <= 0:
+            raise UserError(f"max-epsilon must be above 0, not {max_epsilon:g}.")
+        local["max_epsilon"] = max_epsilon
     if data_dir is not None:
         local["data_dir"] = str(Path(data_dir).absolute())
     if dry_run:

@@ -42,7 +42,8 @@ NOUNS = {"algorithm": "method", "dataset": "data set", "partition": "partition",
 REGISTRIES: dict[str, Registry[Any]] = {
     "algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITIONS, "model": MODELS,
 }  # fmt: skip
-LOCATIONS = ("data_dir", "dataset.path", f"algorithm.{FROM}", "method_files")  # which a continued run may change
+LOCATIONS = ("data_dir", "dataset.path", f"algorithm.{FROM}", "method_files")
+MAY_CHANGE = (*LOCATIONS, "actors")  # when a run is continued
 
 
 @dataclass(frozen=True)
@@ -378,11 +379,11 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """The first setting in which two config dicts differ, with both values; the location of data and methods does not
-    count."""
+    count, nor does the number of actors."""
     default = _plain(Settings())  # for settings that did not exist when a run was started
     default["clients"] = new.get("clients")  # of a run whose data fix them, see `parse_config`
     a, b = ({**default, **flat(config)} for config in (old, new))
     for key in [*flat(old), *flat(new)]:
-        if key not in LOCATIONS and a.get(key) != b.get(key):
+        if key not in MAY_CHANGE and a.get(key) != b.get(key):
             return key, a.get(key), b.get(key)
     return None

@@ -87,6 +87,15 @@ class Settings:
     clip_updates: float | None = setting(
         None, "scale updates that are larger than this many times the usual size down to it", above=0
     )
+    dp_clip: float | None = setting(
+        None, "differential privacy of uploads: norm to which every update is clipped (see docs/privacy.md)", above=0
+    )
+    dp_noise: float | None = setting(
+        None, "dp_clip: standard deviation of the noise in an update, in units of dp_clip (none: 1)", above=0
+    )
+    dp_delta: float | None = setting(
+        None, "dp_clip: probability with which the guarantee may fail (none: 1e-5)", above=0, high=0.5
+    )
     eval_every: int = setting(1, "rounds between evaluations", low=1)
     early_stopping: int | None = setting(
         None, "end the run after so many rounds without a better metric on validation data", low=1
@@ -100,9 +109,12 @@ class Settings:
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     deterministic: bool = setting(False, "on a GPU, use only algorithms that give the same bits every time")
-    engine: Literal["vectorized", "reference"] = setting(
-        "vectorized", "vectorized: as plan says; reference: one client after another, untraced, to check others against"
+    engine: Literal["vectorized", "ray", "reference"] = setting(
+        "vectorized",
+        "vectorized: as plan says; ray: the same in several processes or on several GPUs, see docs/cluster.md; "
+        "reference: one client after another, untraced, to check others against",
     )
+    actors: int | None = setting(None, "ray: number of processes that train clients; none: one per GPU or core", low=1)
     plan: Literal["auto", "stacked", "stacked-eager", "per-client"] = setting(
         "auto", "auto (fastest by timing), stacked, stacked-eager (without traced graphs) or per-client"
     )

@@ -152,6 +152,7 @@ class Algorithm:
     needs_split: ClassVar[bool] = False  # body and head must both have parameters
     averages: ClassVar[bool] = False  # `aggregate` is built on `task.average`, so that it can be a median
     server_step: ClassVar[str] = ""  # why the server's step cannot be that of another optimiser, in words
+    no_privacy: ClassVar[str] = ""  # why clipping and noise (`dp_clip`) cannot protect what is uploaded, if so
     takes_diverged: ClassVar[bool] = False  # uploads with non-finite values reach `aggregate`, too
     needs_server_data: ClassVar[bool] = False
     targets: ClassVar[tuple[Kind, ...]] = KINDS  # what a model may predict: one of classes, labels, a number

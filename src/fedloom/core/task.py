@@ -15,6 +15,7 @@ from fedloom.core.autodiff import grad
 from fedloom.core.federation import Federation
 from fedloom.core.keys import Key
 from fedloom.core.optimizers import Optimizer, Schedule
+from fedloom.core.privacy import UploadPrivacy
 from fedloom.core.server_optimizer import ServerOptimizer
 from fedloom.core.tree import Number, Params, Tree
 
@@ -70,6 +71,7 @@ class Task:
     class_weights: bool = False  # a client's classes count equally in its loss, however frequent they are
     class_counts: tuple[Tensor, Tensor] | None = None  # n_{i,c} and n_i of the client whose step this is, if so
     server_optimizer: ServerOptimizer | None = None  # of what the server averages, instead of taking the average
+    privacy: UploadPrivacy | None = None  # of updates before they leave a client
     trim: float = 0.0  # where the server averages: share of values left out at either end; 0.5 for the median
 
     @property

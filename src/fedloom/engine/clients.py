@@ -24,6 +24,7 @@ from fedloom.device.transfer import to_device, to_numpy
 from fedloom.engine.budget import step_costs
 from fedloom.engine.client_store import ClientStore, InitialRows
 from fedloom.engine.cohort import Cohort, Evaluated, Executor, Outcome, Scores, get_stats, make_info, repeated
+from fedloom.engine.privacy import keyed_noise, protected
 from fedloom.engine.screening import update_norms
 from fedloom.metrics.predictions import Predictions
 from fedloom.metrics.registry import Metric
@@ -152,6 +153,7 @@ class LocalClients:
         self.metric = metric
         self.store = make_store(self._initial_rows, task.clients)
         self.best_store = make_best_store(self._initial_rows, task.clients) if make_best_store is not None else None
+        self.noise = keyed_noise(seed)  # of differential privacy
         self.joining: Tree = None  # state of joining clients between two of their rounds
         self.costs: Tensor | None = None  # (phases, 2) of a step, see `step_costs`; known after the first training
 
@@ -225,10 +227,18 @@ class LocalClients:
         else:
             self.joining = rows
         logits = partial(executor.logits, outcome.models, cohort.ids)
+        info = cohort.info._replace(counts=cohort.info.counts[:, :0])
+        if self.task.privacy is not None:
+            shared = {**self.initial.constants, **request.shared}
+            ids = to_device(self.task.data.device, request.ids)
+            up = protected(
+                self.task.privacy, self.noise, self.alg, self.task, ids, request.t, outcome.up, shared, request.parts
+            )
+            outcome, info = outcome._replace(up=up), info._replace(n=torch.ones_like(info.n))
         return ClientReplies(
             scores={"post": self._with_metric(outcome.scores, cohort.ids, logits)},
             up=outcome.up,
-            info=cohort.info._replace(counts=cohort.info.counts[:, :0]),
+            info=info,
             norms=self._norms(outcome, request, executor),
             computed=self._computed(cohort, outcome),
             report=_double(outcome.report),

@@ -163,9 +163,10 @@ class Driver:
             m = int(draw.integers(math.floor(low * n + 1e-9), m + 1))
         return np.sort(draw.choice(n, size=max(1, m), replace=False)).astype(np.int64)
 
-    def first_request(self) -> ClientRequest:
-        """A training request such as an executor will get; the execution plan is made for it."""
-        ids = self.sample(0)
+    def first_request(self, ids: np.ndarray | None = None) -> ClientRequest:
+        """A training request such as an executor will get, to some clients or to those of round 0; the execution plan
+        is made for it."""
+        ids = self.sample(0) if ids is None else ids
         return self._request("train", ids[:1] if self.alg.turns else ids, 0, self.server)
 
     def _request(self, job: Any, ids: np.ndarray, t: int, server: Tree, **more: Any) -> ClientRequest:

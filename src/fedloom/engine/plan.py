@@ -31,6 +31,7 @@ class Plan:
     device: str = ""  # type of the device it was made for
     threads: int = 0  # intra-op threads on the CPU
     runs: int = 1  # number of runs that are stacked together
+    shards: int = 0  # parts of the clients that are never stacked together, see `fedloom.cluster`; 0 for none
     reason: str = ""  # why this plan was chosen, for the log and plan.json
 
     def prefix(self, active: int) -> int:

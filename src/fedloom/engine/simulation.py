@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -53,17 +54,18 @@ class Simulation:
         make_best_store: MakeStore | None = None,
         metric: Metric | None = None,
         clients: Clients | None = None,
+        make_local: Callable[..., LocalClients] = LocalClients,
         **options: Any,
     ) -> None:
         """`task` has all clients, those that are held out included; `clients` are given if they are not in this
-        process; `options` are those of `Driver`."""
+        process, and `make_local` makes them otherwise; `options` are those of `Driver`."""
         alg = with_server_optimizer(alg, task)
         self.population, self.alg, self.seed = task, alg, seed
         self.task = replace(task, data=task.data.participants())  # all that an algorithm ever sees
         self.driver = Driver(alg, self.task, seed, held_out=task.data.held_out, **options)
         if clients is None:
             initial = initial_state(alg, self.task, seed, self.driver.server)
-            clients = LocalClients(alg, self.task, task, seed, initial, make_store, make_best_store, metric)
+            clients = make_local(alg, self.task, task, seed, initial, make_store, make_best_store, metric)
         self.clients: Clients = clients
 
     @property

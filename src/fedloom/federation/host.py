@@ -71,8 +71,7 @@ class Host:
         """Raise UserError if what the site has decided cannot be: an unknown data set or device, unreadable data."""
         if self.own is not None:
             own_data.described(self.own)
-        local = self._local() if self.own is not None else self.local
-        resolve(combine({"dataset": "digits"}, local))
+        resolve(combine({"dataset": "digits"}, self._local() if self.own is not None else self._settings()))
 
     def handle(self, message: Message) -> Message:
         """The answer to a message; one that says what is wrong if it cannot be carried out."""
@@ -174,8 +173,10 @@ class Host:
             constants = tree_map(lambda v: v.to(task.data.device), message.tree("constants"))
             metric = None if s.metric == basic_metric(task.data.kind) else find_metric(s.metric, task.data.kind)
             start = start._replace(constants=constants)
-            folder, models = self.folder / run, SiteModels(self.folder / run, self._about_models(config, task))
-            return Site(self.client, alg, task, s.seed, start, folder, run, metric=metric, models=models), s
+            folder, limit = self.folder / run, self.local.get("max_epsilon")
+            models = SiteModels(folder, self._about_models(config, task))
+            more: dict[str, Any] = {"metric": metric, "models": models, "max_epsilon": limit}
+            return Site(self.client, alg, task, s.seed, start, folder, run, **more), s
 
     def _task(self, message: Message) -> tuple[Config, Task]:
         """The configuration of a run at this site, and its task with this site's samples."""
@@ -204,9 +205,13 @@ class Host:
     def _local(self) -> ConfigDict:
         return {"device": self.local.get("device", "auto")}
 
+    def _settings(self) -> ConfigDict:
+        """What the site decides that is a setting of runs."""
+        return {key: value for key, value in self.local.items() if key in ("dataset", *LOCAL)}
+
     def _resolved(self, asked: ConfigDict) -> Config:
         """The configuration of a run on a data set with a name: the server's, but with the site's files."""
-        own = {key: None if key == "data_dir" else "auto" for key in LOCAL} | dict(self.local)
+        own = {key: None if key == "data_dir" else "auto" for key in LOCAL} | self._settings()
         return resolve(combine(asked, own))
 
     def _read(self, config: Config) -> Federation:

@@ -105,7 +105,7 @@ class RemoteClients:
         self.alg, self.task, self.seed, self.run, self.link = alg, task, seed, run, link
         self.deadline, self.minimum, self.repeats, self.metric, self.names = deadline, minimum, repeats, metric, names
         self.trains_ahead, self.key = trains_ahead, root(seed, "init")
-        self.samples = task.data.splits["train"].sizes
+        self.samples = task.data.splits["train"].sizes if task.privacy is None else np.ones(task.clients, np.int64)
         self.constants = alg.constants(task, self.key)
         self.best = 0  # the best round so far, whose models sites keep
         self.bases = Bases(task.clients, durable)

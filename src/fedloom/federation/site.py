@@ -21,6 +21,7 @@ from fedloom.engine.planning.choose import REFERENCE, make_executor
 from fedloom.federation.kinds import FAILURE, ORDER, REPLY
 from fedloom.federation.messages import BadMessage, Message
 from fedloom.federation.site_models import SiteModels
+from fedloom.federation.site_privacy import SitePrivacy, check_limit
 from fedloom.federation.site_store import NEVER, SiteStore, StateMissing
 from fedloom.metrics.registry import Metric
 
@@ -44,12 +45,19 @@ class Site:
         metric: Metric | None = None,
         executor: Executor | None = None,
         models: SiteModels | None = None,
+        max_epsilon: float | None = None,
     ) -> None:
         """`task` has the samples of this client, and empty lists for the others. `run` is the name of the run, so that
-        the state of one is never used in another. `models` keeps the personal models, to be used at the site."""
+        the state of one is never used in another. `models` keeps the personal models, to be used at the site. With
+        `max_epsilon`, nothing is sent that would give away more."""
+        check_limit(task.privacy, max_epsilon)
         self.client, self.run, self.folder, self.models = client, run, folder, models
         store = partial(SiteStore, client=client, folder=folder / "state", run=run)
         self.clients = LocalClients(alg, task, task, seed, initial, store, metric=metric)
+        self.privacy: SitePrivacy | None = None
+        if task.privacy is not None:
+            self.privacy = SitePrivacy(folder, task.privacy, max_epsilon)
+            self.clients.noise = self.privacy.noise
         self.executor = executor or make_executor(alg, task, REFERENCE, task)
 
     @property
@@ -81,12 +89,15 @@ class Site:
             own = AGAIN if number and "shared" + AGAIN in message.trees else ""
             request = self._request(message, t, job, own)
             replies = self.clients.ask(request, self.executor)
-            results.append(_result(replies))
+            results.append(_result(replies) if self.privacy is None else _withheld(replies))
+            self._keep_scores(t, replies)
             if job["job"] == "evaluate":
                 self._keep_model(request, replies, int(message["best"]))
             if job["job"] == "train":
                 up = {name: _first(part) for name, part in replies.up.items()}
                 self._check_declared(up)
+                if self.privacy is not None and up:
+                    self.privacy.release(t, up)
                 self.store.save(t, {base, saved} - {NEVER})
                 self._keep_report(t, replies.report)
         fields = {"run": self.run, "client": self.client, "t": t, "results": results}
@@ -130,10 +141,14 @@ class Site:
                     "'uploads', with its meaning"
                 )
 
-    def _keep_report(self, t: int, report: Tree) -> None:
+    def _keep_scores(self, t: int, replies: ClientReplies) -> None:
+        """Add the site's own scores to its file: correct predictions, summed loss, samples."""
+        self._keep_report(t, {}, _result(replies)["scores"])
+
+    def _keep_report(self, t: int, report: Tree, scores: dict[str, Any] | None = None) -> None:
         """Add the method's numbers of a round to a file of the site's own; they are not sent. Of a round that was
         repeated, the last line counts."""
-        numbers = {name: value[0].tolist() for name, value in report.items()}
+        numbers = {**{name: value[0].tolist() for name, value in report.items()}, **(scores or {})}
         if numbers:
             with (self.folder / REPORTS).open("a") as file:
                 file.write(json.dumps({"round": t + 1, **numbers}) + "\n")
@@ -146,6 +161,13 @@ def _result(replies: ClientReplies) -> dict[str, Any]:
         return {"scores": scores}
     assert replies.computed is not None
     return {"scores": scores, "n": int(replies.info.n[0]), "computed": replies.computed[0].tolist()}
+
+
+def _withheld(replies: ClientReplies) -> dict[str, Any]:
+    """A result that tells nothing, as of a client without samples: differential privacy covers the upload only."""
+    found = _result(replies)
+    scores = {view: {s: [0.0] * len(v) for s, v in each.items()} for view, each in found["scores"].items()}
+    return {**found, "scores": scores, **({"computed": [0.0, 0.0]} if "computed" in found else {})}
 
 
 def _first(tree: Tree) -> Tree:

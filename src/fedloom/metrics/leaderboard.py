@@ -54,6 +54,7 @@ class RunScores:
     rounds: int = 0
     per_round: Mapping[str, float] = field(default_factory=dict)  # gradients and samples of a client that takes part
     in_all: Mapping[str, float] = field(default_factory=dict)  # of a client, on average
+    epsilon: float | None = None  # differential privacy of what a client uploads
 
 
 def leaderboard(
@@ -141,6 +142,8 @@ def _row(
     for name in runs[0].in_all:
         row[f"{name}_per_round"] = float(np.mean([run.per_round[name] for run in runs]))
         row[f"{name}_in_all"] = float(np.mean([run.in_all[name] for run in runs]))
+    if epsilons := [run.epsilon for run in runs if run.epsilon is not None]:
+        row["epsilon"] = max(epsilons)
     row["rounds"] = max(run.rounds for run in runs)
     return row
 

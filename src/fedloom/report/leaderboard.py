@@ -37,14 +37,15 @@ def ranking_metric(board: Sequence[Row]) -> str:
 def columns(board: Sequence[Row]) -> dict[str, tuple[str, bool]]:
     """The columns of a table: column -> its title, whether its standard deviation over seeds is shown."""
     name = column_name(ranking_metric(board))
+    private = {"epsilon": ("epsilon", False)} if any("epsilon" in row for row in board) else {}
     if name == "acc":
-        further = {"balanced_accuracy_mean": ("balanced", True), "auprc_mean": ("AUPRC", True)}
+        further = {**private, "balanced_accuracy_mean": ("balanced", True), "auprc_mean": ("AUPRC", True)}
         return {**COLUMNS, **{column: about for column, about in further.items() if any(column in r for r in board)}}
     low, top = tails(ranking_metric(board))
     of_metric = {"mean": ("mean", True), "low5": (low, True), "top5": (top, True)}
     of_metric |= {"worst": ("worst", True), "std": ("std", False)}
     others = {column: COLUMNS[column] for column in ("gain", "harmed", "last", "trend")}
-    further = {"acc_mean": ("accuracy", True), "r2_mean": ("R2", True)}
+    further = {**private, "acc_mean": ("accuracy", True), "r2_mean": ("R2", True)}
     further = {column: about for column, about in further.items() if any(column in r for r in board)}
     return {**{f"{name}_{key}": about for key, about in of_metric.items()}, **others, **further}
 
@@ -103,6 +104,8 @@ def caption(board: Sequence[Row], shown: Container[str] | None = None) -> str:
             " Methods with the same rank (#) differ by what may be chance: the 95 % confidence interval of the paired "
             "difference to the first of them, over clients and seeds, contains 0."
         )
+    if has("epsilon") and any("epsilon" in row for row in board):
+        text += " Epsilon is the differential privacy of what a client uploads in all rounds (docs/privacy.md)."
     if has("trend") and any("trend" in row for row in board):
         limit = f"{FLAT:g}" if in_percent(metric) else f"{100 * FLAT_SHARE:g} percent"
         text += (

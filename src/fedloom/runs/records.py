@@ -108,7 +108,8 @@ def round_row(done: Round) -> Row:
         row |= {f"{view}_{name}": value for name, value in _summary(splits["test"], done).items()}
         row |= {f"{view}_val_{name}": value for name, value in _summary(splits["val"], done).items()}
         if "train" in splits:
-            row[f"{view}_train_loss"] = summarize(splits["train"], done.kind)["loss"]
+            found = summarize(splits["train"], done.kind)
+            row |= {f"{view}_train_loss": found["loss"]} if "loss" in found else {}  # it may be withheld
     mean = f"{column_name(done.metric.name if done.metric else basic_metric(done.kind))}_mean"
     for view, scores in done.unseen_scores.items():
         row |= {f"{view}_{name}": value for name, value in _summary(scores, done).items()}

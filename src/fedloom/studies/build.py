@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedloom.cluster.run import check as check_engine
 from fedloom.config.resolve import Config
 from fedloom.config.settings import Settings
 from fedloom.core.algorithm import Algorithm
@@ -20,6 +21,7 @@ from fedloom.core.errors import UserError, plural, shown
 from fedloom.core.federation import Federation
 from fedloom.core.keys import rng
 from fedloom.core.optimizers import Optimizer, Schedule
+from fedloom.core.privacy import UploadPrivacy
 from fedloom.core.server_optimizer import ServerOptimizer
 from fedloom.core.settings import fields
 from fedloom.core.targets import Number
@@ -114,9 +116,12 @@ def make_task(config: Config, data: Federation | None = None, complete: bool = T
         data, _network(config, data), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay, clip=s.clip,
         batch_size=min(s.batch_size, _most_samples(data)), epochs=s.local_epochs, rounds=s.rounds,
         participation=s.participation, participation_low=s.participation_low, trim=_trim(config.algorithm, s),
-        class_weights=s.class_weight == "balanced",
+        class_weights=s.class_weight == "balanced", privacy=upload_privacy(s),
         **optimization(s),
     )  # fmt: skip
+    if task.privacy is not None and config.algorithm.no_privacy:
+        why = config.algorithm.no_privacy
+        raise UserError(f"{config.algorithm.name} cannot have dp_clip, because {why}; leave out one of them.")
     if data.sequences and (s.class_weight != "none" or s.metric != "accuracy"):
         raise UserError("class_weight and metric are for samples with one class, but these have one at every position.")
     find_metric(s.metric, data.kind)  # raises UserError for an unknown one
@@ -125,10 +130,22 @@ def make_task(config: Config, data: Federation | None = None, complete: bool = T
     if s.early_stopping is not None and not data.splits["val"].sizes[: data.clients].any():
         raise UserError(NO_VALIDATION)
     if complete:
+        check_engine(s, task.clients)
         check(config.algorithm, task)
     if s.eval_clients is not None and s.eval_clients > task.clients:
         raise UserError(f"eval_clients asks for {s.eval_clients} clients, but there are {task.clients}.")
     return task
+
+
+def upload_privacy(s: Settings) -> UploadPrivacy | None:
+    """Differential privacy of uploads, if it is asked for."""
+    if s.dp_clip is None:
+        for name in ("dp_noise", "dp_delta"):
+            if getattr(s, name) is not None:
+                raise UserError(f"{name}={getattr(s, name):g} belongs to dp_clip, the norm of updates; set it, too.")
+        return None
+    given = {"noise": s.dp_noise, "delta": s.dp_delta}
+    return UploadPrivacy(s.dp_clip, **{name: value for name, value in given.items() if value is not None})
 
 
 def optimization(s: Settings) -> dict[str, Any]:

@@ -392,7 +392,9 @@ def score(label: str, seed: int, result: Result) -> RunScores:
     train = float(np.median([row["train_seconds"] for row in result.timings]))
     evaluation = float(np.median([row["eval_seconds"] for row in result.timings if row["round"] in set(at)]))
     computed = result.computed(per_round=True), result.computed()
-    return RunScores(label, seed, views, trends, down, up, train, evaluation, result.last()["round"], *computed)
+    return RunScores(
+        label, seed, views, trends, down, up, train, evaluation, result.last()["round"], *computed, result.epsilon
+    )
 
 
 def _chosen(result: Result, view: str, row: Mapping[str, Any]) -> RoundScores:

@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.cluster.actors import session
+from fedloom.cluster.clients import ShardedClients
+from fedloom.cluster.run import threads as actor_threads
 from fedloom.config.resolve import Config, describe
 from fedloom.config.settings import Settings
 from fedloom.core.errors import UserError
@@ -78,7 +81,7 @@ def execute_group(
     left = [place for place in range(len(configs)) if place not in results]
     if left:
         first = configs[0].settings
-        with deterministic(first.deterministic), precision(first.dtype), ExitStack() as stack:
+        with deterministic(first.deterministic), precision(first.dtype), session(), ExitStack() as stack:
             data = data if data is not None else make_data(configs[0])
             tasks = [make_task(configs[place], data) for place in left]
             labels = _labels([configs[place] for place in left])
@@ -134,7 +137,7 @@ def _execute(runs: Sequence[RecordedRun], on_round: OnRound | None, callbacks: C
 
     found: dict[int, Result] = {}
     callbacks.call("on_setup", range(len(runs)))
-    planned = next((run.plan.threads for run in runs if run.plan is not None), 0)
+    planned = next((run.plan.threads for run in runs if run.plan is not None), actor_threads(runs[0].config.settings))
     with threads(planned), graceful_stop() if runs[0].directory else nullcontext(StopRequest()) as stop:
         for places in _fitting_memory(runs):
             for group, plan in _groups([runs[place] for place in places]):
@@ -156,7 +159,9 @@ def _fitting_memory(runs: Sequence[RecordedRun]) -> Iterator[list[int]]:
         first.start()
         free = available_memory(first.task.data.device) // 2
         most = max(1, free // max(1, first.bytes_in_memory()))
-        if most < len(places):
+        if isinstance(first.simulation.clients, ShardedClients):
+            most = 1  # actors serve one run at a time
+        elif most < len(places):
             log.info("The clients' state of %d runs fits memory at once; there are %d.", most, len(places))
         some, places = places[:most], places[most:]
         for place in some[1:]:
@@ -175,6 +180,8 @@ def _groups(runs: Sequence[RecordedRun]) -> Iterator[tuple[list[int], Plan | str
             rest.append(place)
     if rest and s.engine == "reference":
         yield rest, REFERENCE
+    elif rest and isinstance(clients := runs[rest[0]].simulation.clients, ShardedClients):
+        yield rest, clients.make_plan(runs[rest[0]].simulation.driver, s.plan)  # it is a single run
     elif rest:
         for group in groups([runs[place].simulation for place in rest], s.plan):
             mine = [rest[place] for place in group]

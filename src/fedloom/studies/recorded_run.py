@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fedloom.cluster.run import at_home, maker
 from fedloom.config.resolve import Config, describe
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.task import Task
@@ -70,13 +71,14 @@ class RecordedRun:
             self.task,
             s.seed,
             clients=None if self.make_clients is None else self.make_clients(self.config.algorithm, self.task),
+            make_local=maker(s, data.clients, data.device, self.plan),
             eval_client_ids=eval_client_ids(s, data),
             make_store=store,
             make_best_store=best_store if s.keep == "best" and self.has_validation else None,
             metric=None if s.metric == basic_metric(data.kind) else find_metric(s.metric, data.kind),
             unseen=eval_unseen_ids(s, data),
             join_rounds=s.join_rounds,
-            screening=s.screening,
+            screening=s.screening and s.dp_clip is None,  # noise makes all updates large
             screen_directions=s.screen_directions,
             clip_updates=s.clip_updates,
             label=self.label,
@@ -116,6 +118,8 @@ class RecordedRun:
         self.done = self.simulation.t
         if row is not None:
             row |= self.config.algorithm.report_round(self.records.rounds)
+            if self.task.privacy is not None and self.config.algorithm.uploads:
+                row["epsilon"] = self.task.privacy.epsilon(int(self.simulation.store.trained.max()))
             self._keep_best()
         return row
 
@@ -157,6 +161,7 @@ class RecordedRun:
         elif not self.label and (warning := found.useless()):  # of several runs, tables show it
             log.warning("%s.", warning)
         if self.directory is None:
+            self.simulation.clients = at_home(self.simulation.clients)
             return dataclasses.replace(found, simulation=self.simulation)
         own = {"algorithm": self.config.algorithm, "model": self.config.model}
         files = self._final_files(partial(group.models, number))

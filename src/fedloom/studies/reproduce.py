@@ -31,7 +31,18 @@ from fedloom.studies.study import parse_seeds, refuse_seed, run_folder
 
 Row = dict[str, Any]
 # settings that change how a run is carried out or evaluated, but not what it trains
-INCIDENTAL = ("seed", "device", "plan", "engine", "store", "keep", "checkpoint_every", "deterministic", "metric")
+INCIDENTAL = (
+    "seed",
+    "device",
+    "plan",
+    "engine",
+    "actors",
+    "store",
+    "keep",
+    "checkpoint_every",
+    "deterministic",
+    "metric",
+)
 TABLES = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
 
 

@@ -180,6 +180,11 @@ class Result:
         return found
 
     @property
+    def epsilon(self) -> float | None:
+        """Differential privacy of the uploads of the client that has uploaded most; None for runs without."""
+        return self.last().get("epsilon")
+
+    @property
     def metric(self) -> str:
         """The metric that selects the best round."""
         return self.config.get("metric", "accuracy")

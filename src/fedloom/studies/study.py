@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.cluster.actors import session
 from fedloom.config.files import ConfigDict, read_config, to_yaml
 from fedloom.config.resolve import Config, describe, flat
 from fedloom.core.errors import UserError, check_path, oserror_as_user_error, shown
@@ -66,7 +67,7 @@ class Study:
         if folder is not None:
             with oserror_as_user_error(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(folder) if folder is not None else nullcontext():
+        with exclusive_lock(folder) if folder is not None else nullcontext(), session():
             self._check(folder, resume)  # another process may have been faster
             if folder is not None:
                 self.write(folder, {self.file: to_yaml(self.config)})

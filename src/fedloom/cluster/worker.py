@@ -1,0 +1,270 @@
+"""What an actor does: it has the samples and the private state of the clients of its shards, and trains them.
+
+Nothing here knows of Ray. Trees come and go as NumPy arrays, which Ray carries without copies.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedloom.core.algorithm import Algorithm
+from fedloom.core.federation import Federation
+from fedloom.core.keys import root
+from fedloom.core.task import Task
+from fedloom.core.tree import Tree, tree_map
+from fedloom.device.memory import free_memory
+from fedloom.device.torch_settings import deterministic, precision
+from fedloom.device.transfer import to_device, to_numpy
+from fedloom.engine.client_store import InitialRows, MemoryStore
+from fedloom.engine.clients import ClientReplies, ClientRequest, InitialState, LocalClients
+from fedloom.engine.cohort import Executor
+from fedloom.engine.plan import Plan
+from fedloom.engine.planning.choose import choose_executor, make_executor
+from fedloom.metrics.registry import Metric
+from fedloom.nn.network import Network
+
+log = logging.getLogger("fedloom")
+
+
+def on_device(tree: Tree, device: torch.device) -> Tree:
+    """The tree with tensors in place of arrays, which are copied: those that Ray hands out cannot be written to."""
+    return tree_map(lambda v: to_device(device, np.array(v)) if isinstance(v, np.ndarray) else v, tree)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSetup:
+    """What every actor needs to know of a run, besides the samples of its clients."""
+
+    alg: Algorithm
+    settings: dict[str, Any]  # of the task
+    make: Callable[[], nn.Module]
+    head: str
+    sample: np.ndarray  # what the model receives, for its shape
+    dtype: torch.dtype
+    half: bool
+    initial: InitialState  # of arrays
+    seed: int
+    metric: Metric | None
+    keeps_best: bool
+    device: str  # its type
+    threads: int
+    deterministic: bool
+    precision: str
+    log_level: int
+    positive: int  # `Federation.positive`, which follows from everyone's samples
+
+
+class Part(NamedTuple):
+    """What a request says of the clients of one shard, one row each."""
+
+    ids: np.ndarray
+    parts: Tree
+    scored: np.ndarray | None
+    next_ids: np.ndarray | None
+
+
+class SavedRows(NamedTuple):
+    """Rows of a store, and how often their clients have trained; all others have never."""
+
+    ids: np.ndarray
+    trained: np.ndarray
+    rows: Tree
+
+
+class RowsOfSome(MemoryStore):
+    """Rows of some of the clients in memory; nobody asks for those of others."""
+
+    def __init__(self, initial_rows: InitialRows, clients: int, ids: np.ndarray) -> None:
+        super().__init__(initial_rows, len(ids))
+        self.trained = np.zeros(clients, np.int64)
+        self.place = np.full(clients, -1)
+        self.place[ids] = np.arange(len(ids))
+
+    def save(self) -> SavedRows:
+        """Everything that is here."""
+        ids, rows = self._changed()
+        return SavedRows(ids, self.trained[ids], to_numpy(rows))
+
+    def load(self, saved: SavedRows) -> None:
+        """Return to what was saved."""
+        self.trained[:] = 0
+        self.trained[saved.ids] = saved.trained
+        self._write(saved.ids, on_device(saved.rows, self.device))
+
+    def _read(self, ids: np.ndarray) -> Tree:
+        return super()._read(self.place[ids])
+
+    def _write(self, ids: np.ndarray, rows: Tree) -> None:
+        super()._write(self.place[ids], rows)
+
+
+class Messages(logging.Handler):
+    """Keeps what is logged, so that the driver can say it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append((record.levelno, record.getMessage()))
+
+    def taken(self) -> list[tuple[int, str]]:
+        """What was logged since the last call."""
+        found, self.found = self.found, []
+        return found
+
+
+class Worker:
+    """The clients of some shards, and one executor for all of them. It serves one run at a time."""
+
+    def __init__(self) -> None:
+        self.settings, self.messages = ExitStack(), Messages()
+        self.clients: dict[int, LocalClients] = {}  # by shard
+        self.executor: Executor | None = None
+        self.asked: Plan | None = None  # the plan that the executor was made for
+        self.level_before = log.level
+        gc.freeze()  # modules stay until the end; without them a collection takes a tenth of the time
+
+    def do(self, name: str, *args: Any) -> tuple[Any, list[tuple[int, str]]]:
+        """The result of one of the functions below, and what it logged."""
+        with torch.no_grad():
+            found = getattr(self, name)(*args)
+        return found, self.messages.taken()
+
+    def process(self) -> int:
+        """The number of this process."""
+        return os.getpid()
+
+    def start(self, setup: bytes, data: Federation, shards: Mapping[int, np.ndarray]) -> None:
+        """Begin a run, whose clients in these shards have not trained yet; `data` has their samples."""
+        self.clear()
+        about: RunSetup = pickle.loads(setup)
+        device = torch.device(about.device)
+        log.addHandler(self.messages)
+        log.setLevel(about.log_level)
+        torch.set_num_threads(about.threads)
+        self.settings.enter_context(deterministic(about.deterministic))
+        self.settings.enter_context(precision(about.precision))
+        data = data.to(device, data.dtype)
+        vars(data)["positive"] = about.positive  # a cached property
+        network = Network(about.make, about.head, on_device(about.sample, device), about.dtype, about.half)
+        self.alg, self.population = about.alg, Task(data=data, network=network, **about.settings)
+        self.task = replace(self.population, data=data.participants())
+        self.task.init(root(about.seed, "init"))  # drawn here, because a module cannot draw under vmap
+        self.clients = {shard: self._clients(about, ids) for shard, ids in shards.items()}
+
+    def _clients(self, about: RunSetup, ids: np.ndarray) -> LocalClients:
+        store = partial(RowsOfSome, ids=ids[ids < self.task.clients])
+        best_store = store if about.keeps_best else None
+        initial = InitialState(*on_device(tuple(about.initial), self.task.data.device))
+        return LocalClients(self.alg, self.task, self.population, about.seed, initial, store, best_store, about.metric)
+
+    def clear(self) -> None:
+        """Forget the run."""
+        self.settings.close()
+        self.clients, self.executor, self.asked = {}, None, None
+        self.alg = self.task = self.population = None  # type: ignore[assignment]
+        log.removeHandler(self.messages)
+        log.setLevel(self.level_before)
+        self.messages.taken()
+        free_memory()
+
+    def make_plan(
+        self, mode: str, request: ClientRequest, sent: Tree, shard: int, part: Part, eval_clients: int
+    ) -> Plan:
+        """Measure, and choose the execution plan for cohorts like this one."""
+        request = replace(request, **on_device(sent, self.task.data.device))
+        cohort = self.clients[shard].cohort(self._of_shard(request, part))
+        self.executor = choose_executor(self.alg, self.task, self.population, cohort, eval_clients, mode)
+        self.asked = self.executor.plan
+        return self.executor.plan
+
+    def ask(
+        self, plan: Plan, request: ClientRequest, sent: Tree, parts: Mapping[int, Part]
+    ) -> tuple[dict[int, dict[str, Tree]], Plan]:
+        """The replies of the clients of every shard, and the plan, which has changed if memory was short. `sent` is
+        what goes to all clients."""
+        executor, found = self._executor(plan), {}
+        request = replace(request, **on_device(sent, self.task.data.device))
+        for shard, part in parts.items():
+            replies = self.clients[shard].ask(self._of_shard(request, part), executor)
+            found[shard] = to_numpy(vars(replies))
+        return found, executor.plan
+
+    def _executor(self, plan: Plan) -> Executor:
+        """The executor for a plan."""
+        if self.executor is None or self.asked is None or essence(plan) != essence(self.asked):
+            self.executor = make_executor(self.alg, self.task, plan, self.population)
+            self.asked = plan
+        return self.executor
+
+    def _of_shard(self, request: ClientRequest, part: Part) -> ClientRequest:
+        parts = on_device(part.parts, self.task.data.device)
+        return replace(request, **{**part._asdict(), "parts": parts})
+
+    # -- private state ------------------------------------------------------------------------------------------------
+
+    def _store(self, shard: int, kind: str) -> RowsOfSome:
+        found = getattr(self.clients[shard], kind)
+        assert isinstance(found, RowsOfSome)
+        return found
+
+    def read(self, kind: str, ids: Mapping[int, np.ndarray]) -> dict[int, Tree]:
+        """Rows of clients that have trained, by shard; `kind` is store or best_store."""
+        return {shard: to_numpy(self._store(shard, kind)._read(some)) for shard, some in ids.items()}
+
+    def write(self, kind: str, found: Mapping[int, tuple[SavedRows, np.ndarray]]) -> None:
+        """Replace rows of some clients, by shard; with them comes how often each client has trained."""
+        for shard, (some, trained) in found.items():
+            store = self._store(shard, kind)
+            store.trained[:] = trained
+            store._write(some.ids, on_device(some.rows, store.device))
+
+    def keep_best(self) -> None:
+        """Keep the private state as it is now as that of the best round."""
+        for clients in self.clients.values():
+            clients.keep_best()
+
+    def save(self) -> dict[str, dict[int, SavedRows]]:
+        """Everything that clients keep, by kind of store and shard."""
+        kinds = [kind for kind in ("store", "best_store") if all(getattr(c, kind) for c in self.clients.values())]
+        return {kind: {shard: self._store(shard, kind).save() for shard in self.clients} for kind in kinds}
+
+    def load(self, saved: Mapping[str, Mapping[int, SavedRows]]) -> None:
+        """Return to what was saved."""
+        for kind, found in saved.items():
+            for shard, rows in found.items():
+                self._store(shard, kind).load(rows)
+
+
+def essence(plan: Plan) -> Plan:
+    """What of a plan an executor depends on."""
+    return replace(plan, device="", threads=0, reason="", shards=0)
+
+
+def replies_of(found: list[dict[str, Tree]], places: list[np.ndarray], device: torch.device) -> ClientReplies:
+    """The replies of some shards as one; `places` are the rows of their clients in the request."""
+    rows = sum(map(len, places))
+
+    def merged(*each: Any) -> Any:
+        if each[0] is None:
+            return None
+        whole = np.empty((rows, *each[0].shape[1:]), each[0].dtype)
+        for some, at in zip(each, places, strict=True):
+            whole[at] = some
+        return to_device(device, whole)
+
+    names = [name for name in found[0] if name != "ids"]
+    return ClientReplies(**{name: tree_map(merged, *(one[name] for one in found)) for name in names})

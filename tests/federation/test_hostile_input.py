@@ -1,0 +1,389 @@
+"""What strangers, a site or a server may send instead of what they should: it is refused with a sentence, in bounded
+memory, and nothing that was learnt is lost."""
+
+import io
+import json
+import os
+import socket
+import threading
+from dataclasses import replace
+from multiprocessing.connection import Client
+
+import numpy as np
+import pytest
+import torch
+from federations import Federated, advance, same_round
+
+from fedloom.federation import own_data
+from fedloom.federation.host import Host
+from fedloom.federation.kinds import AGREE, FAILURE, HELLO, ORDER, SETUP
+from fedloom.federation.links import InProcess
+from fedloom.federation.messages import BadMessage, Message, decode, decode_parts
+
+DIGITS = {"dataset": "digits", "algorithm": "fedavg", "clients": 3}
+
+
+def fault(reason):
+    return pytest.mark.xfail(strict=True, reason=reason)
+
+
+# -- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def tensors(about, data=b""):
+    """A body of safetensors with this header."""
+    header = json.dumps(about).encode()
+    return len(header).to_bytes(8, "little") + header + data
+
+
+def floats(shape, first, last):
+    return {"dtype": "F32", "shape": shape, "data_offsets": [first, last]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        (2**50).to_bytes(8, "little") + b"{}",  # a header of a petabyte
+        tensors({"0": floats([2**40], 0, 2**42)}, b"1234"),
+        tensors({"0": floats([2**62, 2**62, 0], 0, 0)}),
+        tensors({"0": floats([1], 0, 4), "1": floats([1], 0, 4)}, b"1234"),  # the same bytes twice
+        tensors({"0": floats([1], 4, 0)}, b"1234"),
+        tensors({"0": floats([-1], 0, 4)}, b"1234"),
+        tensors({"w": floats([1], 0, 4)}, b"1234"),  # names are numbers
+    ],
+)
+def test_a_body_that_claims_what_it_does_not_have_is_refused(body):
+    with pytest.raises(BadMessage):
+        decode_parts(json.dumps({"kind": "reply", "fields": {}, "trees": {"up": 0}}), body)
+
+
+@pytest.mark.parametrize("depth", [2000, 500_000])
+def test_fields_that_are_nested_deeply_are_refused(depth):
+    with pytest.raises(BadMessage):
+        decode_parts('{"kind": "failure", "fields": {"why": ' + "[" * depth + "]" * depth + '}, "trees": {}}', b"")
+
+
+def array_file(shape):
+    """The first bytes of NumPy's format for an array of this shape, and two of its values."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return file.getvalue() + b"ab"
+
+
+def header_of(text):
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+not_caught = fault("codec.from_records does not catch MemoryError, OverflowError and TokenError of numpy.load")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        array_file((10**9,)),
+        array_file((2, 3)),
+        array_file(()),
+        header_of(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}") + b"cos\nsystem\n(S'true'\ntR.",  # pickle
+        b"",
+        os.urandom(200),
+        pytest.param(array_file((10**15,)), marks=not_caught),
+        pytest.param(array_file((10**20,)), marks=not_caught),
+        pytest.param(header_of(b"(" * 9000), marks=not_caught),
+        pytest.param(header_of(b"-" * 9000), marks=not_caught),
+    ],
+)
+def test_an_array_that_claims_what_it_does_not_have_is_refused(data):
+    with pytest.raises(not_a_message()):
+        read_records(data)
+
+
+def test_an_array_above_the_limit_is_not_read(monkeypatch):
+    from fedloom.federation.flower import codec
+
+    monkeypatch.setattr(codec, "MAX_BYTES", 200)
+    assert read_records(array_file((2,)))[1] == b"ab"
+    with pytest.raises(not_a_message(), match="more than"):
+        read_records(array_file((2,)), size=100)
+
+
+@fault("nothing limits the header of a message; a text of 1 GB becomes 10 GB of objects")
+def test_a_header_above_the_limit_is_not_read():
+    with pytest.raises(BadMessage, match="more than"):
+        decode_parts('{"kind": "reply", "fields": {}, "trees": {}}' + " " * (65 << 20), b"")
+
+
+def not_a_message():
+    pytest.importorskip("flwr")
+    from fedloom.federation.flower.codec import NotAMessage
+
+    return NotAMessage
+
+
+def read_records(data, size=0):
+    """A message as Flower brings it, with an array of these bytes."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    from fedloom.federation.flower.codec import from_records
+
+    array = Array(dtype="uint8", shape=(2,), stype="numpy.ndarray", data=data + b"\0" * size)
+    return from_records(RecordDict({"header": ConfigRecord({"header": "{}"}), "body": ArrayRecord({"body": array})}))
+
+
+# -- a server with a bad site ---------------------------------------------------------------------------------------
+
+
+class Bad(InProcess):
+    """A link on which client 1 sends something else, made from its answer and those before it, when it has trained."""
+
+    def __init__(self, sites):
+        super().__init__(sites)
+        self.change, self.before = None, []
+
+    def _one(self, i, message):
+        answer = super()._one(i, message)
+        if i != 1 or "up" not in answer.trees:
+            return answer
+        self.before.append(answer)
+        return answer if self.change is None else self.change(answer, self.before)
+
+
+def nested(depth):
+    made = []
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
+def last(**changes):
+    return lambda a, _: replace(
+        a, fields={**a.fields, "results": [*a["results"][:-1], {**a["results"][-1], **changes}]}
+    )
+
+
+too_large = fault("replies._numbers lets integers through that no float can hold: the server ends with OverflowError")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda a, before: before[0], "its reply is one to another order"),  # a replay of its first upload
+        (lambda a, _: Message(FAILURE, {"why": nested(900)}), "its site says: "),
+        (last(n=nested(900)), "training samples"),
+        (last(n=10**4000), "training samples"),
+        (lambda a, _: Message("x\n\x1b[2J"), "its answer is no reply"),
+        (lambda a, _: replace(a, trees={"up": {"w": torch.zeros(2**40, 0)}}), "is missing"),
+        pytest.param(last(computed=[10**400, 1]), "does not say what it computed", marks=too_large),
+        pytest.param(
+            last(scores={"post": {"val": [10**400, 0, 0], "test": [0, 0, 0]}}), "are not 3 numbers", marks=too_large
+        ),
+    ],
+)
+def test_a_site_that_sends_anything_else_is_left_out(change, said, tmp_path, caplog):
+    federated = Federated("ditto", tmp_path, wrap=Bad, minimum=2, repeats=0, trains_ahead=False)
+    same_round(advance(federated.server), advance(federated.simulation))
+    federated.link.change = change
+    same_round(advance(federated.server), advance(federated.simulation, cohort=np.array([0, 2])))
+    assert said in caplog.text
+    federated.link.change = None
+    same_round(advance(federated.server), advance(federated.simulation))
+    federated.same_state()
+
+
+@fault("RemoteClients logs a site's sentence as it is; errors.printable would write escapes")
+def test_what_a_site_says_cannot_write_lines_or_move_the_cursor_in_the_log(tmp_path, caplog):
+    federated = Federated("fedavg", tmp_path, wrap=Bad, minimum=2, repeats=0, trains_ahead=False)
+    federated.link.change = lambda a, _: Message(FAILURE, {"why": "\x1b[2J\nRound 9: all is well"})
+    advance(federated.server)
+    (said,) = (record.getMessage() for record in caplog.records if "left out" in record.getMessage())
+    assert said.isprintable()
+
+
+@fault("own_data.server_federation makes as many rows as a site says that it has: the server ends with MemoryError")
+def test_a_site_cannot_claim_more_samples_than_memory_holds(tmp_path):
+    from fedloom.core.errors import UserError
+    from fedloom.federation.serve import Server, Terms
+
+    class Claims(Host):
+        def handle(self, message):
+            answer = super().handle(message)
+            if message.kind == AGREE:
+                answer = replace(answer, fields={**answer.fields, "samples": {"train": 10**14, "val": 0, "test": 2}})
+            return answer
+
+    sites = {i: Claims(i, tmp_path / f"site-{i}", table(tmp_path / f"{i}.csv")) for i in range(2)}
+    with pytest.raises(UserError):
+        Server(InProcess(sites), Terms(repeats=0)).run_on_own_data({"algorithm": "fedavg", "rounds": 1}, 2)
+
+
+# -- a site with a bad server ---------------------------------------------------------------------------------------
+
+
+def table(path):
+    """What a site with a table of its own has decided."""
+    lines = [f"{k % 7},{k % 5},{'ab'[k % 2]}" for k in range(40)]
+    path.write_text("\n".join(["x,z,label", *lines]))
+    return {"dataset": {"name": "own", "path": str(path)}, "device": "cpu"}
+
+
+def named(folder):
+    return Host(0, folder / "site", {"dataset": "digits", "device": "cpu"})
+
+
+def setup(run="run", **config):
+    fields = {"client": 0, "run": run, "mean_samples": 9.0, "config": {**DIGITS, **config}}
+    return Message(SETUP, fields, {"constants": {}})
+
+
+def own_setup(host, **changes):
+    """A message that sets up a run on a site's own data."""
+    config = {"dataset": {"name": "own"}, "algorithm": "fedavg"}
+    fields = {"client": 0, "run": "agreement", "config": config}
+    about = host.handle(Message(HELLO, fields))["about"]
+    more = {"about": about, "split": [0.7, 0.1, 0.2], "partition_seed": 1, "stratify": True}
+    counted = host.handle(Message(AGREE, {**fields, **more}))
+    agreed = own_data.Preprocessing.from_json(about)
+    final = own_data.scaled(agreed, own_data.from_json(counted["moments"], agreed), True).to_json()
+    usual = {**fields, **more, "run": "run", "final": final, "clients": 3, "batch_size": 5, "mean_samples": 9.0}
+    return Message(SETUP, {**usual, **changes}, {"constants": {}})
+
+
+NAMES = ["../x", "a/b", "/tmp/x", "", ".", "..", "A", "x" * 65, "a\0b", "a\n", None, 3, ["x"], {"a": 1}]
+
+
+@pytest.mark.parametrize("kind", [HELLO, AGREE, SETUP, ORDER])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_of_a_run_leads_nowhere(kind, name, tmp_path):
+    answer = named(tmp_path).handle(replace(setup(name), kind=kind))
+    assert (answer.kind, "the name of a run consists of" in answer["why"]) == (FAILURE, True)
+    assert not list(tmp_path.iterdir())
+
+
+FILES = [{"name": "fedavg", "from": "{}"}, "{}", "{}:Mine", {"name": "{}"}, "os:path", "colorsys:X"]
+loads = fault("Host._checked looks at algorithm.from only: a file or module as the method's name is loaded")
+
+
+@pytest.mark.parametrize("method", [FILES[0], *(pytest.param(each, marks=loads) for each in FILES[1:])])
+def test_a_server_cannot_have_a_site_load_code(method, tmp_path):
+    """Neither a file that is at the site, nor a module that is installed there."""
+    code, trace = tmp_path / "code.py", tmp_path / "was-loaded"
+    code.write_text(
+        "from fedloom.algorithms.fedavg import FedAvg\n"
+        f"open({str(trace)!r}, 'w')\n"
+        "class Mine(FedAvg):\n"
+        "    name = 'mine'\n"
+    )
+    place = json.loads(json.dumps(method).replace("{}", str(code)))
+    own = Host(0, tmp_path / "own", table(tmp_path / "own.csv"))
+    for host, message in ((named(tmp_path), setup()), (own, own_setup(own))):
+        fields = {**message.fields, "config": {**message["config"], "algorithm": place}}
+        answer = host.handle(replace(message, fields=fields))
+        assert answer.kind == FAILURE
+        assert "install it as a package here" in answer["why"]
+        assert not trace.exists()
+
+
+def test_a_server_cannot_choose_the_files_of_a_site(tmp_path):
+    refused = named(tmp_path).handle(setup(dataset={"name": "digits", "path": "/etc/passwd"}))
+    assert "Unknown setting 'dataset.path'" in refused["why"]
+    host = Host(0, tmp_path / "own", table(tmp_path / "own.csv"))
+    config = {"dataset": {"name": "own", "path": "/etc/passwd"}, "algorithm": "fedavg", "data_dir": "/etc"}
+    assert host.handle(own_setup(host, config=config)).kind == "ready"
+    assert host._last[1].clients.task.data.x.shape == (40, 2)
+
+
+BAD_FIELDS = [
+    {"batch_size": "x"}, {"batch_size": 0}, {"batch_size": -3}, {"batch_size": 10**30}, {"mean_samples": "x"},
+    {"mean_samples": None}, {"split": [1]}, {"split": "abc"}, {"partition_seed": None}, {"partition_seed": -1},
+    {"clients": 0}, {"clients": -5},
+]  # fmt: skip
+FINE_FIELDS = [{"about": None}, {"about": {}}, {"final": []}, {"split": [0, 0, 0]}, {"config": None}, {"config": []}]
+unchecked = fault("Host._samples and _task take numbers as they come: ValueError, TypeError or IndexError, no sentence")
+
+
+@pytest.mark.parametrize("wrong", [*FINE_FIELDS, *(pytest.param(each, marks=unchecked) for each in BAD_FIELDS)])
+def test_a_setup_that_cannot_be_is_refused_with_a_sentence(wrong, tmp_path):
+    host = Host(0, tmp_path / "site", table(tmp_path / "own.csv"))
+    answer = host.handle(own_setup(host, **wrong))
+    assert answer.kind == FAILURE
+    assert answer["why"]
+
+
+@fault("SiteStore.save removes states of later rounds; it should remove those of earlier ones only")
+def test_an_order_that_comes_late_or_twice_does_not_remove_newer_state(tmp_path):
+    """It may have waited while the server went on without this site."""
+    federated = Federated("ditto", tmp_path, trains_ahead=False)
+    for _ in range(3):
+        same_round(advance(federated.server), advance(federated.simulation))
+    for order in [decode(order) for i, order, _ in federated.link.log if i == 1]:
+        federated.sites[1].handle(order)
+        assert federated.sites[1].store.rounds() >= {2}
+    same_round(advance(federated.server), advance(federated.simulation))
+    federated.same_state()
+
+
+# -- the socket of a site's program -----------------------------------------------------------------------------------
+
+
+class Program:
+    """A site's program that answers with what it was asked."""
+
+    def __init__(self, folder):
+        from fedloom.federation.flower import program
+
+        self.folder, self.ask = folder, program.ask
+        ready = threading.Event()
+        self.thread = threading.Thread(target=self.serve, args=(program.serve, ready), daemon=True)
+        self.thread.start()
+        assert ready.wait(10)
+        self.path = folder / program.ADDRESS_FILE
+        about = json.loads(self.path.read_text())
+        self.address, self.key = ("127.0.0.1", about["port"]), bytes.fromhex(about["key"])
+
+    def serve(self, serve, ready):
+        try:
+            serve(self.folder, lambda parts: parts, ready.set)
+        except Exception as error:
+            self.error = error
+
+    def answers(self):
+        found = []
+        asking = threading.Thread(target=lambda: found.append(self.ask(self.folder, ("a", b"b"))), daemon=True)
+        asking.start()
+        asking.join(3)
+        return found == [("a", b"b")]
+
+
+@pytest.fixture
+def program(tmp_path):
+    pytest.importorskip("flwr")
+    return Program(tmp_path)
+
+
+def test_bytes_of_strangers_are_refused_by_a_sites_program(program):
+    assert program.path.stat().st_mode & 0o777 == 0o600
+    for data in (b"", os.urandom(1000), b"\x7f\xff\xff\xff", b"\xff" * 12, b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\4abcd"):
+        with socket.create_connection(program.address) as stranger:
+            stranger.sendall(data)
+        assert program.answers()
+
+
+def test_a_wrong_key_is_refused_by_a_sites_program(program):
+    from multiprocessing import AuthenticationError
+
+    with pytest.raises(AuthenticationError), Client(program.address, authkey=b"\0" * 32):
+        pass
+    assert program.answers()
+
+
+@fault("program.serve authenticates in its only thread and without a timeout, so whoever is silent stops the site")
+def test_a_silent_stranger_does_not_stop_a_sites_program(program):
+    with socket.create_connection(program.address):
+        assert program.answers()
+
+
+@fault("program.serve does not catch UnicodeDecodeError, and the site's program ends")
+def test_bytes_that_are_no_text_do_not_end_a_sites_program(program):
+    with Client(program.address, authkey=program.key) as connection:
+        connection.send_bytes(b"\xff\xfe")
+        connection.send_bytes(b"")
+    assert program.answers()
