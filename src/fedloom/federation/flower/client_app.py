@@ -1,28 +1,38 @@
-"""Flower's ClientApp: passes FedLoom's messages on to the program of the site whose node runs it."""
+"""Flower's ClientApp: answers FedLoom's messages as a site."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import logging
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedloom.federation.flower.codec import NotAMessage, from_records, to_records
-from fedloom.federation.flower.program import NotRunning, ask
+from fedloom.federation.host import Host
 from fedloom.federation.kinds import FAILURE
+from fedloom.federation.messages import BadMessage, decode_parts, encode_parts
+from fedloom.federation.messages import Message as SiteMessage
 
-PATIENCE = 30.0  # seconds in which the site's program may be started again
-
-app = ClientApp()
+log = logging.getLogger("fedloom")
 
 
-@app.query()
-def answer(message: Message, context: Context) -> Message:
-    """The site's answer. Its folder is in the configuration of the node."""
-    folder = Path(str(context.node_config["fedloom-site"]))
+def make_app(host: Host) -> ClientApp:
+    """The app of a site, for any method."""
+    app = ClientApp()
+
+    @app.query()
+    def answer(message: Message, context: Context) -> Message:
+        return Message(to_records(*encode_parts(_answer(host, message))), reply_to=message)
+
+    return app
+
+
+def _answer(host: Host, message: Message) -> SiteMessage:
+    """The site's answer. A failure that nobody foresaw is told without its text, which may quote data."""
     try:
-        found = ask(folder, from_records(message.content), PATIENCE)
-    except (NotAMessage, NotRunning) as error:
-        found = json.dumps({"kind": FAILURE, "fields": {"why": str(error)}, "trees": {}}), b""
-    return Message(to_records(*found), reply_to=message)
+        return host.handle(decode_parts(*from_records(message.content)))
+    except (NotAMessage, BadMessage) as error:
+        return SiteMessage(FAILURE, {"why": str(error)})
+    except Exception as error:
+        log.exception("A message could not be answered.")
+        return SiteMessage(FAILURE, {"why": f"its program failed with {type(error).__name__}, of which it says more"})

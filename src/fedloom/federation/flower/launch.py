@@ -1,42 +1,43 @@
-"""Flower's processes: the SuperLink of a server, the SuperNode of a site."""
+"""The programs of a federation: the SuperLink of a server, and the node of a site."""
 
 from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import threading
+import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from fedloom.core.errors import UserError
 from fedloom.federation.flower import keys
+from fedloom.federation.flower.client_app import make_app
+from fedloom.federation.flower.control import Control
 from fedloom.federation.flower.link import node_name
+from fedloom.federation.flower.node import ConnectionEnded, Node, take_part
 from fedloom.federation.flower.processes import (
     answers,
     environment,
-    free_port,
     program,
+    recorded,
     started,
     stop_left_behind,
     wait_for,
 )
-from fedloom.federation.flower.program import Parts, serve
 from fedloom.federation.flower.server_app import END_FILE, JOB_FILE
 from fedloom.federation.host import Host
-from fedloom.federation.kinds import FAILURE
-from fedloom.federation.messages import BadMessage, Message, decode_parts, encode_parts
 from fedloom.runs.folders import exclusive_lock
-from fedloom.storage.files import json_writer, make_folder, text_writer, write_file
+from fedloom.storage.files import json_writer, make_folder, write_file
 
 log = logging.getLogger("fedloom")
 
 REGISTERED = "registered.json"  # in the folder of a server: keys that Flower knows already
-CONNECTION = "fedloom"  # name of the SuperLink in Flower's configuration
+SECRET = "secret"  # likewise: what programs of this machine must know to use the SuperLink
+LINK_LOG, EXEC_LOG = "superlink.log", "superexec.log"
 APP = """\
 [project]
 name = "fedloom-app"
@@ -48,14 +49,15 @@ publisher = "fedloom"
 
 [tool.flwr.app.components]
 serverapp = "fedloom.federation.flower.server_app:app"
-clientapp = "fedloom.federation.flower.client_app:app"
+clientapp = "fedloom.federation.flower.client_app:make_app"
 
 [tool.flwr.app.config]
 fedloom-server = ""
 """
 RETRY_SECONDS = 5.0
+PID_FILE = "join.pid"  # in the folder of a site, while its program runs
 WATCH_SECONDS = 0.5
-STATUS_SECONDS = 15.0  # Flower's command that says whether a run has ended takes a second
+STATUS_SECONDS = 5.0  # between two questions whether Flower's run has ended
 
 
 class Server:
@@ -65,36 +67,38 @@ class Server:
         self.folder, self.host, self.port = folder.absolute(), host, port
 
     @contextmanager
-    def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Start the SuperLink and stop it in the end."""
+    def running(self) -> Iterator[Popen[bytes]]:
+        """Start the SuperLink, and Flower's SuperExec, which starts the server's app; stop them in the end."""
         for name in (keys.CA_CERTIFICATE, keys.SERVER_CERTIFICATE, keys.SERVER_KEY):
             if not (self.folder / name).exists():
                 raise UserError(f"{self.folder / name} is missing; make it with 'fedloom keys'.")
-        stop_left_behind(self.folder / "superlink.log")
+        output, authority = self.folder / LINK_LOG, str(self.folder / keys.CA_CERTIFICATE)
+        for path in (output, self.folder / EXEC_LOG):
+            stop_left_behind(path)
         if answers(self.port):
             raise UserError(f"Port {self.port} of this machine is in use; give another with --port.")
-        self._configure()
-        command = [
-            program("flower-superlink"), "--host", self.host, "--port", str(self.port),
-            "--ssl-ca-certfile", str(self.folder / keys.CA_CERTIFICATE),
-            "--ssl-certfile", str(self.folder / keys.SERVER_CERTIFICATE),
-            "--ssl-keyfile", str(self.folder / keys.SERVER_KEY),
-            "--enable-supernode-auth", "--database", str(self.folder / "superlink.db"),
-            "--disable-runtime-dependency-installation",
+        make_folder(self.folder / "flwr")
+        keys.write_private(self.folder / SECRET, secrets.token_hex(32).encode())
+        env = environment(self.folder)
+        secret = ["--superexec-auth-secret-file", str(self.folder / SECRET)]
+        link = [
+            sys.executable, "-m", "fedloom.federation.flower.superlink", "--host", self.host, "--port", str(self.port),
+            "--ssl-ca-certfile", authority, "--ssl-certfile", str(self.folder / keys.SERVER_CERTIFICATE),
+            "--ssl-keyfile", str(self.folder / keys.SERVER_KEY), "--enable-supernode-auth",
+            "--database", str(self.folder / "superlink.db"), "--isolation", "process", *secret,
         ]  # fmt: skip
-        with started(command, environment(self.folder), self.folder / "superlink.log") as process:
-            wait_for(lambda: answers(self.port), process, "The SuperLink", self.folder / "superlink.log")
-            yield process
+        with started(link, env, output) as process:
+            wait_for(lambda: answers(self.port), process, "The SuperLink", output)
+            execute = [
+                program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{self.port}",
+                "--root-certificates", authority, *secret,
+            ]  # fmt: skip
+            with started(execute, env, self.folder / EXEC_LOG):
+                yield process
 
-    def _configure(self) -> None:
-        """Write Flower's configuration, and the app that it sends around."""
-        home, app = self.folder / "flwr", self.folder / "app"
-        for path in (home, app):
-            make_folder(path)
-        certificate = json.dumps(str(self.folder / keys.CA_CERTIFICATE))
-        connection = f'[superlink.{CONNECTION}]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = {certificate}\n'
-        write_file(home / "config.toml", text_writer(connection))
-        write_file(app / "pyproject.toml", text_writer(APP))
+    def control(self) -> Control:
+        """A connection to the SuperLink, which runs."""
+        return Control(self.port, self.folder / keys.CA_CERTIFICATE, (self.folder / SECRET).read_text())
 
     def sites(self) -> int:
         """How many sites have keys; raises UserError unless they are numbered from 0."""
@@ -107,113 +111,58 @@ class Server:
             raise UserError(f"{folder} has no key of client {missing}; make it with 'fedloom keys'.")
         return len(found)
 
-    def register(self) -> int:
-        """Let those sites take part whose public keys are here; returns their number."""
-        known = sorted((self.folder / keys.SITES).glob("client-*.pub"))
+    def register(self, control: Control) -> None:
+        """Let those sites take part whose public keys are here."""
         done = self.folder / REGISTERED
         registered = json.loads(done.read_text()) if done.exists() else {}
-        for path in known:
+        for path in sorted((self.folder / keys.SITES).glob("client-*.pub")):
             name, key = node_name(int(path.stem.removeprefix("client-"))), path.read_text()
             if registered.get(name) != key:
-                self.flwr("supernode", "register", str(path), CONNECTION, "--name", name)
+                control.register(keys.in_pem(key.encode()), name)
                 registered[name] = key
                 write_file(done, json_writer(registered))
-        return len(known)
-
-    def submit(self, job: Mapping[str, Any]) -> int:
-        """Start the ServerApp; returns Flower's number of the run."""
-        write_file(self.folder / JOB_FILE, json_writer(dict(job)))
-        where = f"fedloom-server={json.dumps(str(self.folder))}"
-        return int(self._json("run", str(self.folder / "app"), CONNECTION, "--run-config", where)["run-id"])
 
     def carry_out(self, job: Mapping[str, Any], watch: Callable[[], None] = lambda: None) -> None:
         """Carry out a job from beginning to end; `watch` is called every few seconds. What ends it early can be
         mended, and the same job continues."""
-        with exclusive_lock(self.folder), self.running() as process:
-            self.register()
+        with exclusive_lock(self.folder), self.running() as process, self.control() as control:
+            self.register(control)
             (self.folder / END_FILE).unlink(missing_ok=True)
-            run = self.submit(job)
+            write_file(self.folder / JOB_FILE, json_writer(dict(job)))
+            run = control.start(APP, {"fedloom-server": str(self.folder)})
             asked = time.monotonic()
             while not (self.folder / END_FILE).exists():
                 watch()
                 if process.poll() is not None:
-                    raise UserError(f"The SuperLink has ended ({process.returncode}); see {self.folder}/superlink.log.")
+                    raise UserError(f"The SuperLink has ended ({process.returncode}); see {self.folder / LINK_LOG}.")
                 if time.monotonic() > asked + STATUS_SECONDS:
                     asked = time.monotonic()
-                    if self.status(run).startswith("finished") and not (self.folder / END_FILE).exists():
-                        raise UserError(f"The server's program was killed; see {self.folder}/superlink.log.")
+                    if control.status(run) == "finished" and not (self.folder / END_FILE).exists():
+                        raise UserError(f"The server's program was killed; see {self.folder / EXEC_LOG}.")
                 time.sleep(WATCH_SECONDS)
             watch()
         error = json.loads((self.folder / END_FILE).read_text())["error"]
         if error is not None:
             raise UserError(error)
 
-    def status(self, run: int) -> str:
-        """What Flower says about a run, such as `running` or `finished:completed`."""
-        found = self._json("list", "--run-id", str(run), CONNECTION)
-        return str(found["runs"][0]["status"])
 
-    def flwr(self, *arguments: str) -> str:
-        """The output of Flower's command line."""
-        command = [program("flwr"), *arguments]
-        done = subprocess.run(command, env=environment(self.folder), capture_output=True, text=True, timeout=120)
-        if done.returncode:
-            said = (done.stderr + done.stdout).strip().splitlines()
-            raise UserError(f"Flower's command 'flwr {' '.join(arguments[:2])}' failed: {said[-1] if said else ''}")
-        return done.stdout
-
-    def _json(self, *arguments: str) -> dict[str, Any]:
-        return json.loads(self.flwr(*arguments, "--format", "json"))
-
-
-def join(folder: Path, server: str, local: Mapping[str, Any], port: int = 0) -> None:
+def join(folder: Path, server: str, local: Mapping[str, Any]) -> None:
     """Take part in a federation until KeyboardInterrupt, with the data and the device that `local` names."""
     folder = folder.absolute()
     client = keys.client_of(folder)
     for name in (keys.NODE_KEY, keys.CA_CERTIFICATE):
         if not (folder / name).exists():
             raise UserError(f"{folder / name} is missing; a site's folder is made with 'fedloom keys'.")
-    command = [
-        program("flower-supernode"), "--superlink", server, "--root-certificates", str(folder / keys.CA_CERTIFICATE),
-        "--auth-supernode-private-key", str(folder / keys.NODE_KEY), "--port", str(port or free_port()),
-        "--node-config", f"fedloom-site={json.dumps(str(folder))}",
-    ]  # fmt: skip
-    make_folder(folder / "flwr")
     host = Host(client, folder / "runs", dict(local))
     host.check()
-    stop = threading.Event()
-    node = threading.Thread(target=_keep_connected, args=(command, folder, stop))
-    with exclusive_lock(folder):
-        try:
-            serve(folder, partial(answered, host), node.start)
-        finally:
-            stop.set()
-            if node.is_alive():
-                node.join()
-
-
-def answered(host: Host, parts: Parts) -> Parts:
-    """The site's answer to a message. A failure that nobody foresaw is told without its text, which may quote data."""
-    try:
-        found = host.handle(decode_parts(*parts))
-    except BadMessage as error:
-        found = Message(FAILURE, {"why": str(error)})
-    except Exception as error:
-        log.exception("A message could not be answered.")
-        found = Message(FAILURE, {"why": f"its program failed with {type(error).__name__}, of which it says more"})
-    return encode_parts(found)
-
-
-def _keep_connected(command: list[str], folder: Path, stop: threading.Event) -> None:
-    """Run the SuperNode. It is started again whenever it ends, since it gives up when the server is away, and is
-    refused for some time after it was killed."""
-    output = folder / "supernode.log"
-    while not stop.is_set():
-        with started(command, environment(folder), output) as process:
-            while process.poll() is None and not stop.wait(WATCH_SECONDS):
-                pass
-        if not stop.is_set():
-            lines = output.read_text(errors="replace").strip().splitlines()
-            why = lines[-1].strip() if lines else "no output"
-            log.warning("The connection has ended (%s); it is tried again in %g s.", why, RETRY_SECONDS)
-            stop.wait(RETRY_SECONDS)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it says every request
+    app = make_app(host)
+    with exclusive_lock(folder), recorded(folder / PID_FILE):
+        while True:
+            try:
+                with Node(server, folder / keys.CA_CERTIFICATE, folder / keys.NODE_KEY) as node:
+                    log.info("Connected to %s.", server)
+                    take_part(node, app)
+            except ConnectionEnded as error:  # the server is away, or takes this site for one that is there already
+                log.warning("The connection has ended (%s); it is tried again in %g s.", error, RETRY_SECONDS)
+                time.sleep(RETRY_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import time
 from collections.abc import Callable, Mapping
 
@@ -84,10 +85,10 @@ class FlowerLink:
         """Ids of messages that were sent, and their clients."""
         if not messages:
             return {}
-        made = [
-            FlowerMessage(to_records(*encode_parts(message)), node, MessageType.QUERY, ttl=max(1.0, ttl))
-            for node, (_, message) in messages.items()
-        ]
+        made = []
+        for node, (_, message) in messages.items():
+            records = to_records(*encode_parts(message), nonce=secrets.token_hex(16))
+            made.append(FlowerMessage(records, node, MessageType.QUERY, ttl=max(1.0, ttl)))
         ids = list(self.grid.push_messages(made))
         if len(ids) != len(made):
             raise BadMessage("the message is too large for the server")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fedloom.core.errors import UserError
 from fedloom.federation.flower import keys, status
+from fedloom.federation.flower.launch import LINK_LOG, PID_FILE
 from fedloom.federation.flower.processes import is_running
 from fedloom.federation.flower.server_app import JOB_FILE
 from fedloom.runs.directory import CONFIG
@@ -37,21 +38,21 @@ def overview(folder: Path) -> Overview:
 
 
 def _of_server(folder: Path) -> Overview:
-    running = is_running(folder / "superlink.log")
+    alive = is_running((folder / LINK_LOG).with_suffix(".pid"))
     job = folder / JOB_FILE
     if not job.exists():
         return Overview(["No run was started yet; 'fedloom serve' starts one."], [])
     out = Path(json.loads(job.read_text())["out"])
     run = load_run(out) if (out / CONFIG).exists() else None
     done = run is not None and run.rounds and run.last()["round"] == run.config["rounds"]
-    state = "The server is running" if running else "The run has ended" if done else "The server is not running"
-    hint = "" if running or done else "; the command that started it continues"
-    rows = [_row(site, running) for site in status.read(folder)]
+    state = "The server is running" if alive else "The run has ended" if done else "The server is not running"
+    hint = "" if alive or done else "; the command that started it continues"
+    rows = [_row(site, alive) for site in status.read(folder)]
     return Overview([f"{state}{hint}. Results: {out}"], rows, run)
 
 
-def _row(site: status.SiteStatus, running: bool) -> tuple[str, str, str, str]:
-    if not running:
+def _row(site: status.SiteStatus, alive: bool) -> tuple[str, str, str, str]:
+    if not alive:
         state = ""
     elif site.asked:
         state = f"{site.asked}, for {_seconds(time.time() - site.since)}"
@@ -62,8 +63,8 @@ def _row(site: status.SiteStatus, running: bool) -> tuple[str, str, str, str]:
 
 
 def _of_site(folder: Path) -> Overview:
-    client, running = keys.client_of(folder), is_running(folder / "supernode.log")
-    said = [f"Client {client} {'takes part' if running else 'does not take part now'}."]
+    client, alive = keys.client_of(folder), is_running(folder / PID_FILE)
+    said = [f"Client {client} {'takes part' if alive else 'does not take part now'}."]
     if (found := personal_models.find(folder)) is not None:
         models = PersonalModels(found)
         method, rounds = models.config["algorithm"]["name"], models.rounds

@@ -51,35 +51,43 @@ def started(command: list[str], env: Mapping[str, str], output: Path) -> Iterato
     stop_left_behind(output)
     with output.open("ab") as file:
         process = subprocess.Popen(command, env=dict(env), stdout=file, stderr=file, start_new_session=True)
-    found = psutil.Process(process.pid)
-    write_file(_known(output), json_writer({"pid": found.pid, "since": found.create_time()}))
+    with recorded(output.with_suffix(".pid"), process.pid):
+        try:
+            yield process
+        finally:
+            _stop(psutil.Process(process.pid))
+            process.wait()
+
+
+@contextmanager
+def recorded(path: Path, pid: int | None = None) -> Iterator[None]:
+    """Within this context, the file says which process it is: this one, or another."""
+    found = psutil.Process(pid)
+    write_file(path, json_writer({"pid": found.pid, "since": found.create_time()}))
     try:
-        yield process
+        yield
     finally:
-        _stop(found)
-        process.wait()
-        _known(output).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def stop_left_behind(output: Path) -> None:
     """Stop the process with this output that an earlier program has started and left behind."""
+    found = _process(output.with_suffix(".pid"))
+    if found is not None:
+        _stop(found)
+
+
+def is_running(path: Path) -> bool:
+    """True if the process that a file says (`recorded`) is running."""
+    return _process(path) is not None
+
+
+def _process(path: Path) -> psutil.Process | None:
     with suppress(OSError, ValueError, KeyError, psutil.NoSuchProcess):
-        about = json.loads(_known(output).read_text())
+        about = json.loads(path.read_text())
         found = psutil.Process(about["pid"])
-        if found.create_time() == about["since"]:  # numbers of processes are used again
-            _stop(found)
-
-
-def is_running(output: Path) -> bool:
-    """True if the process with this output is running."""
-    with suppress(OSError, ValueError, KeyError, psutil.NoSuchProcess):
-        about = json.loads(_known(output).read_text())
-        return bool(psutil.Process(about["pid"]).create_time() == about["since"])
-    return False
-
-
-def _known(output: Path) -> Path:
-    return output.with_suffix(".pid")
+        return found if found.create_time() == about["since"] else None  # numbers of processes are used again
+    return None
 
 
 def _stop(process: psutil.Process) -> None:
@@ -123,10 +131,3 @@ def answers(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    """A port of this machine that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -38,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
         error = str(wrong)
         raise
     except Exception as wrong:
-        error = f"The server's program has failed with {type(wrong).__name__}: {wrong}; see {folder / 'superlink.log'}."
+        error = f"The server's program has failed with {type(wrong).__name__}: {wrong}; see {folder / 'superexec.log'}."
         raise
     finally:
         write_file(folder / END_FILE, json_writer({"error": error}))
