@@ -1,9 +1,7 @@
 """Flower in one process for tests: the apps of server and sites, and every message between them as Flower's bytes."""
 
 import json
-import threading
 import time
-from functools import partial
 from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -13,10 +11,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedloom.federation.flower import client_app, server_app
-from fedloom.federation.flower.launch import answered
+from fedloom.federation.flower import server_app
+from fedloom.federation.flower.client_app import make_app
 from fedloom.federation.flower.link import node_name
-from fedloom.federation.flower.program import serve
 
 CODE_CLIENT_FAILED = 6
 
@@ -31,22 +28,20 @@ def through_bytes(message):
 
 
 class LocalGrid(Grid):
-    """Runs the ClientApp of a node as soon as a message is pushed to it; the programs of the sites are threads."""
+    """Runs the ClientApp of a site as soon as a message is pushed to its node."""
 
-    def __init__(self, hosts, folder):
+    def __init__(self, hosts):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        self.folders = {i: folder / f"site-{i}" for i in hosts}
-        for i, host in hosts.items():
-            start_program(self.folders[i], host)
+        self.apps = {i: make_app(host) for i, host in hosts.items()}
         self.replies = {}
         self.bytes = 0
         self.log = []  # (node, message, reply)
 
     def get_node_ids(self):
-        return [100 + client for client in self.folders]
+        return [100 + client for client in self.apps]
 
     def get_nodes(self):
-        return [NodeInfo(node_id=100 + client, name=node_name(client)) for client in self.folders]
+        return [NodeInfo(node_id=100 + client, name=node_name(client)) for client in self.apps]
 
     def set_run(self, run):
         raise NotImplementedError
@@ -72,11 +67,10 @@ class LocalGrid(Grid):
 
     def answer(self, message):
         node = message.metadata.dst_node_id
-        folder = self.folders[node - 100]
-        context = Context(1, node, {"fedloom-site": str(folder)}, RecordDict(), {})
+        context = Context(1, node, {}, RecordDict(), {})
         TaskIdentity.node_id = node
         try:
-            reply = client_app.app(message, context)
+            reply = self.apps[node - 100](message, context)
         except Exception as error:
             reply = Message(Error(CODE_CLIENT_FAILED, str(error)), reply_to=message)
         finally:
@@ -90,14 +84,6 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids):
         return [self.replies.pop(id_) for id_ in message_ids if id_ in self.replies]
-
-
-def start_program(folder: Path, host) -> None:
-    """Answer messages in a thread, as `fedloom join` does in a process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    ready = threading.Event()
-    threading.Thread(target=serve, args=(folder, partial(answered, host), ready.set), daemon=True).start()
-    assert ready.wait(10)
 
 
 def run_server_app(folder: Path, grid, job):

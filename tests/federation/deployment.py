@@ -1,6 +1,7 @@
 """A federation of real processes for tests: `fedloom serve` and `fedloom join`, with certificates and keys."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,6 @@ import torch
 from fedloom import load
 from fedloom.config.keywords import from_keywords
 from fedloom.federation.flower.keys import make_keys
-from fedloom.federation.flower.processes import free_port
 from fedloom.studies.execute import execute
 
 SITES = 3
@@ -88,6 +88,13 @@ class Deployment:
     def completed(self, process) -> None:
         """The server has carried out its run."""
         assert process.wait(DEADLINE) == 0, self.said("server")
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def wait(condition, what) -> None:

@@ -217,10 +217,10 @@ def test_a_full_disk_at_a_site_costs_a_round_and_nothing_else(tmp_path, monkeypa
     full = federated.sites[1].store.folder
     real = files.write_temporary
 
-    def write(path, writer):
+    def write(path, *arguments):
         if path.parent == full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, writer)
+        return real(path, *arguments)
 
     monkeypatch.setattr(files, "write_temporary", write)
     same_round(advance(federated.server), advance(federated.simulation, cohort=np.array([0, 2])))

@@ -34,7 +34,7 @@ def reference(config):
 
 
 def grid(tmp_path, clients=3):
-    return LocalGrid({i: Host(i, tmp_path / f"site-{i}" / "runs", LOCAL) for i in range(clients)}, tmp_path)
+    return LocalGrid({i: Host(i, tmp_path / f"site-{i}" / "runs", LOCAL) for i in range(clients)})
 
 
 def same_records(found, expected):

@@ -151,9 +151,11 @@ def test_other_types_are_refused():
         ({"w": torch.zeros(2, 3).double()}, r"'w' has type torch.float64 instead of torch.float32"),
         ({"w": torch.zeros(2, 3), "x": torch.zeros(1)}, "'x' was not asked for"),
         ({}, "'w' is missing"),
-        ({"w": {}}, "'w' is missing"),
-        ({"w": torch.zeros(2, 3), "x": ()}, "'x/' was not asked for"),
-        (torch.zeros(2, 3), "'/' is missing"),
+        ({"w": {}}, "'w' is of another kind than it should be"),
+        ({"w": (torch.zeros(2, 3),)}, "'w' is of another kind than it should be"),
+        ({"w": torch.zeros(2, 3), "x": ()}, "'x' was not asked for"),
+        ({"w": torch.zeros(2, 3), "w/": torch.zeros(1)}, "'w/' was not asked for"),
+        (torch.zeros(2, 3), "'' is of another kind than it should be"),
     ],
 )
 def test_what_a_tree_must_look_like(found, said):

@@ -15,9 +15,10 @@ from fedloom.data.sets.own import OwnData
 from fedloom.data.user_data.merging import merge
 from fedloom.federation.dry_run import what_is_sent
 from fedloom.federation.host import Host
+from fedloom.federation.kinds import AGREE, HELLO
 from fedloom.federation.links import InProcess
-from fedloom.federation.messages import decode
-from fedloom.federation.own_data import LocalSamples
+from fedloom.federation.messages import Message, decode
+from fedloom.federation.own_data import LocalSamples, make_schema, read_schema
 from fedloom.federation.serve import Server, Terms
 from fedloom.federation.site_models import SiteModels
 
@@ -55,6 +56,12 @@ def serve(sites, tmp_path=None, resume=False, **asked):
     link, out = InProcess(sites), None if tmp_path is None else tmp_path / "run"
     usual = {"algorithm": "fedavg", "rounds": 2, **asked}
     return Server(link, TERMS).run_on_own_data(usual, len(sites), out=out, resume=resume), link
+
+
+def run_folder(tmp_path, i):
+    """The folder in which site i keeps its run."""
+    (found,) = (path for path in (tmp_path / f"site-{i}").iterdir() if path.is_dir())
+    return found
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "gpfl", "pfedkt", "plgu-lf"])
@@ -121,10 +128,132 @@ def test_before_training_only_descriptions_and_moments_are_sent(tmp_path):
             assert str(row[0]).encode() not in answer  # no value of a sample
     assert fields == {
         "offer": {"client", "version", "about", "normalise"},
-        "counted": {"client", "samples", "moments"},
+        "counted": {"client", "version", "samples", "moments"},
         "ready": {"client", "run"},
         "done": {"client", "run"},
     }
+
+
+# -- what a server may not ask
+
+
+def asks(site, **changes):
+    """The answer to a server that wants samples to be encoded and divided in some way."""
+    fields = {"client": 0, "run": "agreement", "config": {"dataset": {"name": "own"}, "algorithm": "fedavg"}}
+    offered = Preprocessing.from_json(site.handle(Message(HELLO, fields))["about"])
+    about = replace(
+        merge({"site": offered}), **{k: v for k, v in changes.items() if k in ("columns", "classes", "shape")}
+    )
+    usual = {"about": about.to_json(), "split": [0.7, 0.1, 0.2], "partition_seed": 1, "stratify": True}
+    return site.handle(Message(AGREE, {**fields, **usual, **{k: v for k, v in changes.items() if k in usual}}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"columns": (Column("age"), Column("stamp"), Column("patient")), "shape": (3,)},  # one that the site ignores
+        {"columns": (Column("age"),), "shape": (1,)},
+        {"columns": (Column("age"), Column("ward", ("er",)), Column("stamp")), "shape": (3,)},
+        {"classes": ("10",)},  # the number of samples would be that of one class
+    ],
+)
+def test_a_server_cannot_choose_what_is_counted(changes, tmp_path, caplog):
+    table = [(a, b, c, 7000 + k, d) for k, (a, b, c, d) in enumerate(rows(0))]
+    path = write_csv(tmp_path / "0.csv", table, "age,ward,stamp,patient,label")
+    site = host(tmp_path, 0, path, ignore="patient")
+    answer = asks(site, **changes)
+    assert (answer.kind, answer.fields.keys()) == ("failure", {"client", "why"})
+
+
+def test_other_sites_may_have_more_classes(tmp_path):
+    assert asks(three_sites(tmp_path)[0], classes=("10", "2", "other")).kind == "counted"
+
+
+@pytest.mark.parametrize("changes", [{"partition_seed": 2}, {"split": [0.5, 0.1, 0.4]}, {"stratify": False}])
+def test_samples_are_divided_in_one_way_only(changes, tmp_path):
+    """Moments of several divisions would tell the values of single samples."""
+    site = three_sites(tmp_path)[0]
+    first = asks(site)
+    assert first.kind == "counted"
+    answer = asks(site, **changes)
+    assert "asks for another encoding or division of this site's samples than before" in answer["why"]
+    assert asks(site).fields == first.fields
+    (tmp_path / "site-0" / "agreement.json").unlink()
+    assert asks(site, **changes).kind == "counted"
+
+
+def test_moments_of_few_samples_are_not_sent(tmp_path, caplog):
+    site = host(tmp_path, 0, write_csv(tmp_path / "0.csv", rows(0)))
+    assert asks(site, split=[0.05, 0, 0.95]).kind == "failure"
+    assert "so few that moments would tell of single ones" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"samples": {"train": 10**14, "val": 0, "test": 2}},
+        {"samples": {"train": 1.5, "val": 0, "test": 2}},
+        {"samples": None},
+        {"moments": {"x": [[1e999], [0], [0]]}},
+        {"moments": {"x": [[10**400, 1], [0, 0], [0, 0]]}},
+        {"moments": 3},
+    ],
+)
+def test_a_site_that_says_anything_else_of_its_data_is_named(answer, tmp_path):
+    class Claims(Host):
+        def handle(self, message):
+            found = super().handle(message)
+            return replace(found, fields={**found.fields, **answer}) if message.kind == AGREE else found
+
+    sites = three_sites(tmp_path)
+    sites[1] = Claims(1, tmp_path / "claims", sites[1].local)
+    with pytest.raises(UserError, match="Site 1 does not say what it has"):
+        serve(sites)
+
+
+# -- a schema
+
+
+def test_sites_with_a_schema_take_no_other(tmp_path):
+    sites = three_sites(tmp_path)
+    serve(sites, tmp_path)
+    path = tmp_path / "run" / "preprocessing.json"
+    schema = read_schema(path)
+    others = {i: Host(i, tmp_path / f"new-{i}", {**site.local, "schema": str(path)}) for i, site in sites.items()}
+    link = InProcess(others)
+    Server(link, TERMS).run_on_own_data({"algorithm": "fedavg", "rounds": 1}, 3, schema=schema)
+    assert all(not answer["moments"] for _, _, data in link.log if (answer := decode(data)).kind == "counted")
+    wrong = replace(schema, numbers=replace(schema.numbers, mean=tuple(v + 1 for v in schema.numbers.mean)))
+    with pytest.raises(UserError, match="its data cannot be used; what is wrong with them is said at the site"):
+        Server(InProcess(others), TERMS).run_on_own_data({"algorithm": "fedavg", "rounds": 1}, 3, schema=wrong)
+
+
+def test_a_schema_makes_texts_possible(tmp_path):
+    """Their vocabulary cannot be agreed on without sending words."""
+    for i in range(3):
+        lines = [f"{'good fine' if k % 2 else 'bad poor'} thing {k % 3},{'yes' if k % 2 else 'no'}" for k in range(30)]
+        write_csv(tmp_path / f"{i}.csv", [(line,) for line in lines], "text,label")
+    schema = make_schema(OwnData(str(tmp_path / "2.csv")))
+    assert schema.kind == "text"
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(schema.to_json()))
+    sites = {
+        i: Host(i, tmp_path / f"site-{i}", {**host(tmp_path, i, tmp_path / f"{i}.csv").local, "schema": str(path)})
+        for i in range(2)
+    }
+    asked = {"algorithm": "fedper", "rounds": 8, "lr": 0.5}
+    result = Server(InProcess(sites), TERMS).run_on_own_data(asked, 2, schema=schema)
+    assert result.last()["pre_acc_mean"] > 90
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"kind": "table"}'])
+def test_what_is_no_schema(text, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"x\.json is no schema; make one with 'fedloom data schema'"):
+        read_schema(path)
+    with pytest.raises(UserError, match=r"absent\.json cannot be read"):
+        read_schema(tmp_path / "absent.json")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +381,7 @@ def test_a_site_keeps_the_models_that_it_is_scored_with(method, tmp_path):
     for i in sites:
         samples = LocalSamples(sites[i].own, Preprocessing.from_json(about["about"]), (0.7, 0.1, 0.2), 1, True)
         x, y = (torch.from_numpy(v[samples.splits["test"]]) for v in (samples.x, samples.y))
-        models = load(next((tmp_path / f"site-{i}").iterdir()))
+        models = load(run_folder(tmp_path, i))
         assert models.rounds == rounds
         for when, t in rounds.items():
             right = (models.model(when=when).predictions(x).argmax(1) == y).double().mean()
@@ -266,7 +395,7 @@ def test_a_site_keeps_the_models_that_it_is_scored_with(method, tmp_path):
 def test_a_site_that_missed_the_best_round_says_so(tmp_path):
     sites = three_sites(tmp_path)
     serve(sites, tmp_path, rounds=3)
-    folder = next((tmp_path / "site-0").iterdir())
+    folder = run_folder(tmp_path, 0)
     models = SiteModels(folder, json.loads((folder / "models.json").read_text()))
     models.end(best=2)
     with pytest.raises(UserError, match="was not there after round 2, which is the best; ask for when=last"):

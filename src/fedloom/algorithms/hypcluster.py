@@ -71,7 +71,8 @@ class HypCluster(FedAvg):
         return state, {"w": work["w"].params, "j": work["j"]}
 
     def reference(self, task, up, down):
-        return {"w": tree_map(lambda v: v.index_select(0, up["j"][None])[0], down["models"])}
+        j = up["j"].clamp(0, self.Kc - 1)  # of a client that says anything else, nothing is used
+        return {"w": tree_map(lambda v: v.index_select(0, j[None])[0], down["models"])}
 
     def aggregate(self, task, server, up, info, t, key):
         models = []

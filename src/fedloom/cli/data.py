@@ -1,4 +1,4 @@
-"""The commands `fedloom data check`, `show` and `download`, which do not train."""
+"""The commands `fedloom data check`, `show`, `schema` and `download`, which do not train."""
 
 import sys
 from pathlib import Path
@@ -115,6 +115,41 @@ def show_(
     if picture is not None:
         partition.draw(federation, picture)
         err.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
+
+
+@app.command(
+    cls=Command,
+    epilog=examples(
+        "fedloom data schema public.csv --out schema.json",
+        "fedloom data schema public.csv --set label=diagnosis --out schema.json",
+        docs="docs/federation.md",
+    ),
+)
+def schema(
+    path: Annotated[str, typer.Argument(help="file or folder with your own data", show_default=False, metavar="PATH")],
+    out_: Annotated[Path, option("--out", about="file to write", metavar="FILE", group="Results")],
+    set_: Annotated[
+        list[str] | None,
+        option("--set", about="what the data do not say: --set label=NAME, see 'fedloom list datasets own'",
+               metavar="KEY=VALUE", group="Task"),
+    ] = None,
+) -> None:  # fmt: skip
+    """Write down what samples look like, for the sites of a federation.
+
+    The file has the columns, words, classes and the scale of numbers. With it, sites need not say before training what
+    they have.
+    """
+    from fedloom.core.settings import build
+    from fedloom.data.sets.own import OwnData
+    from fedloom.federation.own_data import make_schema
+    from fedloom.storage.files import json_writer, write_file
+
+    begin()
+    settings = {key.removeprefix("dataset."): value for key, value in pairs(set_ or []).items()}
+    found = make_schema(build(OwnData, {**settings, "path": path}, "your own data"))
+    write_file(out_, json_writer(found.to_json()))
+    what = f"{len(found.columns)} columns, " if found.columns else ""
+    out.print(f"{out_}: {what}{len(found.classes)} classes" if found.target != "number" else f"{out_}: {what}a number")
 
 
 @app.command(

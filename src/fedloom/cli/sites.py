@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,11 +100,16 @@ def serve(
         int,
         option("--repeats", about="how often missing replies are asked for again [2]", metavar="INT", group="Sites"),
     ] = 2,
+    schema: Annotated[
+        Path | None,
+        option("--schema", about="what the sites' own samples look like [agreed on with them]", metavar="FILE",
+               group="Task"),
+    ] = None,
     out_: Annotated[
         Path | None, option("--out", about="folder for the results [runs/served]", metavar="FOLDER", group="Results")
     ] = None,
     verbose: Annotated[bool, option("--verbose", "-v", about="log what happens")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Train one method with the sites of a federation.
 
     The sites' data stay where they are; what a method sends is listed in the documentation. Without --dataset, sites
@@ -114,16 +120,20 @@ def serve(
     from fedloom.config.resolve import combine, describe, resolve
     from fedloom.federation.flower.launch import Server
     from fedloom.federation.flower.processes import ended_by_signals
+    from fedloom.federation.own_data import read_schema
     from fedloom.studies.result import load_run
 
     begin(verbose)
     given = combine(config, {"algorithm": algorithm} if algorithm is not None else {})
     own = "dataset" not in given
+    if schema is not None and not own:
+        raise UserError("A schema describes the sites' own data; leave out --schema, or --dataset.")
     server, folder = Server(keys, address, port), (out_ or Path("runs/served")).absolute()
     clients = server.sites()
     job: dict[str, Any] = {
         "config": given if own else describe(resolve(combine(given, {"clients": clients}))),
         "clients": clients if own else None,
+        "schema": read_schema(schema).to_json() if schema is not None else None,
         "terms": {"deadline": deadline, "minimum": minimum, "repeats": repeats},
         "out": str(folder),
     }
@@ -155,10 +165,15 @@ def join(
     ] = None,
     data_dir: Annotated[str | None, setting_option("data_dir")] = None,
     device: Annotated[str | None, setting_option("device")] = None,
+    schema: Annotated[
+        Path | None,
+        option("--schema", about="what samples look like, whatever the server says (fedloom data schema)",
+               metavar="FILE", group="Task"),
+    ] = None,
     max_epsilon: Annotated[
         float | None,
-        option("--max-epsilon", about="differential privacy that the site asks for in a run [none]", metavar="FLOAT",
-               group="Sites"),
+        option("--max-epsilon", about="differential privacy that the site asks for, of all runs together [none]",
+               metavar="FLOAT", group="Sites"),
     ] = None,
     dry_run: Annotated[
         bool, option("--dry-run", about="list what would be sent, and send nothing", group="Dry run")
@@ -189,9 +204,13 @@ def join(
     section: dict[str, Any] = {"name": dataset} if path is None else {"name": OwnData.name, "path": path}
     local: dict[str, Any] = {"dataset": {**section, **pairs(set_ or [])}, "device": device or "auto"}
     if max_epsilon is not None:
-        if max_epsilon <= 0:
+        if not 0 < max_epsilon < math.inf:
             raise UserError(f"max-epsilon must be above 0, not {max_epsilon:g}.")
         local["max_epsilon"] = max_epsilon
+    if schema is not None:
+        if path is None:
+            raise UserError("A schema describes data of your own; leave out --schema for a data set with a name.")
+        local["schema"] = str(schema.absolute())
     if data_dir is not None:
         local["data_dir"] = str(Path(data_dir).absolute())
     if dry_run:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
 import pickle
+import signal
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
+from fedloom.cluster.shards import USUAL
 from fedloom.cluster.worker import RunSetup, Worker
 from fedloom.core.errors import UserError
 
@@ -23,6 +27,7 @@ log = logging.getLogger("fedloom")
 
 START_SECONDS = 300.0  # after which Ray has failed to start an actor
 ADDRESS = "RAY_ADDRESS"  # Ray's variable with the address of a cluster
+LOGS = "/tmp/ray/session_latest/logs"
 
 
 def require_ray() -> Any:
@@ -53,8 +58,9 @@ class _Session:
             self.local = True
             options |= {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         try:
-            self.ray.init(**options)
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            with _same_signal_handlers():
+                self.ray.init(**options)
+        except Exception as error:  # Ray raises all kinds
             raise UserError(f"Ray could not be started: {_first_line(error)}.") from None
 
     def resources(self, kind: str) -> int:
@@ -66,9 +72,12 @@ class _Session:
     def take(self, count: int, on_gpus: bool) -> list[Any]:
         """So many actors, each with a GPU or none."""
         kind = "GPU" if on_gpus else "CPU"
-        if (on_gpus or not self.local) and count > self.resources(kind):
+        most = self.resources(kind)
+        if not on_gpus and self.local:  # a few may share a core, but each takes memory
+            most = max(most, USUAL)
+        if count > most:
             raise UserError(
-                f"actors={count} needs as many {kind}s, but Ray has {self.resources(kind)}; use fewer actors."
+                f"actors={count} needs as many {kind}s, but Ray has {self.resources(kind)}; use {most} actors or fewer."
             )
         if on_gpus != self.on_gpus:
             self.end_actors()
@@ -91,6 +100,19 @@ class _Session:
         except self.ray.exceptions.RayError as error:
             raise UserError(f"Ray could not start an actor: {_first_line(error)}.") from None
 
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Context in which an error of Ray becomes a UserError. What an actor's work raises stays what it is."""
+        errors = self.ray.exceptions
+        try:
+            yield
+        except errors.RayError as error:
+            if isinstance(error, errors.RayTaskError) and not isinstance(error, errors.ObjectLostError):
+                raise (error.cause if isinstance(error.cause, UserError) else error) from None
+            raise UserError(
+                f"Ray failed: {_first_line(error)}; it may be short of memory or disk, see its messages in {LOGS}."
+            ) from None
+
     def end_actors(self) -> None:
         """End all actors."""
         for handle in self.handles:
@@ -103,6 +125,22 @@ class _Session:
         self.serving = None
         if self.local:
             self.ray.shutdown()
+
+
+@contextmanager
+def _same_signal_handlers() -> Iterator[None]:
+    """Context after which signals are handled as before: Ray ends the program at SIGTERM, but a run saves a checkpoint
+    first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can handle signals, and Ray knows that
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None was not set by Python, and cannot be set by it
+                signal.signal(number, handler)
 
 
 def _first_line(error: Exception) -> str:
@@ -186,6 +224,7 @@ class RayActors:
     """Actors of the session, numbered from 0, for one run: the next run that takes them ends its use."""
 
     def __init__(self, count: int, on_gpus: bool) -> None:
+        gc.collect()  # runs that have ended: they are reference cycles, and hold objects in Ray's memory
         self.session = _session()
         self.handles = self.session.take(count, on_gpus)
         self.session.serving = self
@@ -195,30 +234,35 @@ class RayActors:
 
     def put(self, value: Any) -> Any:
         """A reference to a value, which all actors can read."""
-        return self.session.ray.put(value)
+        with self.session.errors():
+            return self.session.ray.put(value)
+
+    def get(self, reference: Any) -> Any:
+        """The value that a reference of `put` stands for."""
+        with self.session.errors():
+            return self.session.ray.get(reference)
 
     def call(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a function of `Worker` at some actors, all at the same time. Actors that have ended are not among the
         results."""
         if self.session.serving is not self:
             raise UserError("The actors of this run have ended, or serve another run; load it from its folder.")
-        errors = self.session.ray.exceptions
-        asked = {i: self.handles[i].do.remote(name, *given) for i, given in arguments.items()}
+        ray = self.session.ray
+        ended = ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError  # the latter if Ray itself has ended it
         results, messages = {}, dict[tuple[int, str], None]()
-        for i, reference in asked.items():
-            try:
-                results[i], logged = self.session.ray.get(reference)
-            except errors.RayActorError:
-                continue
-            except errors.RayTaskError as error:
-                raise (error.cause if isinstance(error.cause, UserError) else error) from None
-            messages |= dict.fromkeys(logged)
+        with self.session.errors():
+            asked = {i: self.handles[i].do.remote(name, *given) for i, given in arguments.items()}
+            for i, reference in asked.items():
+                with suppress(*ended):
+                    results[i], logged = ray.get(reference)
+                    messages |= dict.fromkeys(logged)
         for level, text in messages:  # each once, though several actors say it
             log.log(level, "%s", text)
         return results
 
     def replace(self, i: int) -> None:
         """Start another actor in place of one that has ended."""
+        self.session.ray.kill(self.handles[i])  # Ray may only have lost touch with it
         self.session.handles[i] = self.handles[i] = self.session.new()
         self.session.wait_for(self.handles[i])
 

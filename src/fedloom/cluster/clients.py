@@ -17,7 +17,7 @@ from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
 from fedloom.core.task import Task
-from fedloom.core.tree import Tree, leaves, tree_map
+from fedloom.core.tree import Tree, leaves, size_bytes, tree_map
 from fedloom.device.transfer import to_numpy
 from fedloom.engine.client_store import ClientStore, InitialRows, MemoryStore
 from fedloom.engine.clients import ClientReplies, ClientRequest, InitialState, LocalClients, MakeStore
@@ -29,7 +29,7 @@ from fedloom.metrics.registry import Metric
 log = logging.getLogger("fedloom")
 
 REPLACEMENTS = 3  # of actors, for one request
-MOST_ROUNDS = 50  # that a new actor repeats
+MOST_ROUNDS, MOST_BYTES = 50, 256 << 20  # that a new actor repeats and is sent again; or as much as all clients' state
 LOOKED_AT = 10  # first rounds, whose largest part of a shard the plan is made for
 
 
@@ -40,6 +40,9 @@ class Actors(Protocol):
 
     def put(self, value: Any) -> Any:
         """A reference to a value, which can be an argument of `call`."""
+
+    def get(self, reference: Any) -> Any:
+        """The value that a reference of `put` stands for."""
 
     def call(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a function of `Worker` at some actors. Those that have ended are not among the results."""
@@ -53,7 +56,7 @@ class _Call(NamedTuple):
 
     name: str
     arguments: dict[int, tuple[Any, ...]]
-    t: int = 0
+    size: int = 0  # bytes of the arguments
     joining: bool = False  # of clients that join, whose state nobody needs when others train
 
 
@@ -76,6 +79,21 @@ class RowsAtActors(ClientStore):
 
     def committed(self) -> None:
         pass
+
+
+class RowsInMainMemory(MemoryStore):
+    """Rows of all clients in main memory, because together they may not fit a GPU; those that are read are there."""
+
+    def __init__(self, initial_rows: InitialRows, clients: int, device: torch.device) -> None:
+        super().__init__(lambda ids: _moved(initial_rows(ids), torch.device("cpu")), clients)
+        self.read_device = device
+
+    def read(self, ids: np.ndarray) -> Tree:
+        return _moved(super().read(ids), self.read_device)
+
+
+def _moved(tree: Tree, device: torch.device) -> Tree:
+    return tree_map(lambda v: v.to(device), tree)
 
 
 class ShardedClients(LocalClients):
@@ -116,8 +134,10 @@ class ShardedClients(LocalClients):
         self.owner = np.empty(shards, np.int64)
         for actor, mine in enumerate(shards_of_actors(shards, len(actors))):
             self.owner[mine] = actor
-        self._log: list[_Call] = []  # since the last time that everything was saved
-        self._saved: dict[int, Any] | None = None  # what actors keep, unless it has changed since
+        self._log: list[_Call] = []  # since the last time that everything was saved, which is the first of them
+        self._log_bytes = 0
+        self._log_start: int | None = None  # the first round in it
+        self._has_joining = False  # calls for clients that join are in the log
         kinds = [partial(RowsAtActors, kind=kind, at=self) for kind in ("store", "best_store")]
         best: MakeStore | None = kinds[1] if make_best_store is not None else None
         super().__init__(alg, task, population, seed, initial, kinds[0], best, metric)
@@ -129,8 +149,8 @@ class ShardedClients(LocalClients):
         )  # fmt: skip
         reference = actors.put(pickled(setup))
         by_actor = self._by_actor(np.arange(len(self.shard)))
-        samples = {actor: _samples(population.data, mine) for actor, mine in by_actor.items()}
-        given = {actor: (reference, actors.put(samples[actor]), mine) for actor, mine in by_actor.items()}
+        data = population.data.to(torch.device("cpu"), population.data.dtype)
+        given = {actor: (reference, actors.put(_samples(data, mine)), mine) for actor, mine in by_actor.items()}
         self._start = _Call("start", given)
         self._call(*self._start[:2])
 
@@ -167,8 +187,9 @@ class ShardedClients(LocalClients):
                 raise _keeps_ending(ended)
 
     def _remember(self, call: _Call) -> None:
-        self._saved = None
         self._log.append(call)
+        self._log_bytes += call.size
+        self._has_joining |= call.joining
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -180,7 +201,8 @@ class ShardedClients(LocalClients):
         shard = int(self.shard[largest[0]])
         first, request = int(self.owner[shard]), driver.first_request(largest)
         scored = int((self.shard[driver.eval_client_ids] == shard).sum())
-        given = mode, _common(request), _sent(request), shard, _part(request, largest, None), max(1, scored)
+        part = _part(request, largest, None)
+        given = mode, _common(request), _sent(request), shard, part, max(1, scored), len(self.owner)
         plan: Plan = self._call("make_plan", {first: given})[first]
         return replace(
             plan, shards=len(self.owner), reason=f"for the largest of {len(self.owner)} shards; {plan.reason}"
@@ -194,16 +216,18 @@ class ShardedClients(LocalClients):
         by_actor, sent = self._by_actor(request.ids), self.actors.put(_sent(request))
         arguments = {}
         for actor, shards in by_actor.items():
-            alone = (self.owner == actor).sum() == 1  # else the batches of another shard would come in between
+            first = min(shards)  # its next batches are prepared; while it trains, there is time for those of others
             parts = {
-                shard: _part(request, ids, self._next(request, shard) if alone else None)
+                shard: _part(request, ids, self._next(request, shard) if shard == first else None)
                 for shard, ids in shards.items()
             }
             arguments[actor] = executor.plan, _common(request), sent, parts
         found = self._call("ask", arguments)
         if trains:
-            self._remember(_Call("ask", arguments, request.t, request.join_round is not None))
+            size = size_bytes((request.shared, request.parts, request.stats))
+            self._remember(_Call("ask", arguments, size, request.join_round is not None))
         if trains and request.join_round is None:
+            self._log_start = request.t if self._log_start is None else self._log_start
             self.store.trained[request.ids] += 1
         self._follow_memory(executor, [plan for _, plan in found.values()])
         replies = {shard: mine for by_shard, _ in found.values() for shard, mine in by_shard.items()}
@@ -221,10 +245,14 @@ class ShardedClients(LocalClients):
 
     def _shorten_log(self, request: ClientRequest) -> None:
         """Forget what a new actor need not repeat, and save everything before it has to repeat too much."""
-        if not request.join_round:  # others train, or others join
-            self._log = [call for call in self._log if not call.joining]
-        rounds = [call.t for call in self._log if call.name == "ask"]
-        if rounds and request.t - rounds[0] >= MOST_ROUNDS:
+        if request.join_round:  # these clients go on from the calls of their first round, which no store has
+            return
+        if self._has_joining:
+            self._log_bytes -= sum(call.size for call in self._log if call.joining)
+            self._log, self._has_joining = [call for call in self._log if not call.joining], False
+        state = self.bytes_per_client * self.task.clients * (1 if self.best_store is None else 2)
+        many = self._log_start is not None and request.t - self._log_start >= MOST_ROUNDS
+        if many or self._log_bytes > max(MOST_BYTES, state):
             self._save()
 
     # -- private state ------------------------------------------------------------------------------------------------
@@ -240,7 +268,8 @@ class ShardedClients(LocalClients):
     def read(self, kind: str, ids: np.ndarray) -> Tree:
         """Rows of clients that have trained, from the store or the best_store of their actors."""
         found = self._call("read", {actor: (kind, mine) for actor, mine in self._by_actor(ids).items()})
-        return self._joined(ids, {shard: rows for mine in found.values() for shard, rows in mine.items()}, kind)
+        rows = {shard: rows for mine in found.values() for shard, rows in mine.items()}
+        return _moved(self._joined(ids, rows, kind), self.task.data.device)
 
     def write(self, kind: str, ids: np.ndarray, rows: Tree, trained: np.ndarray) -> None:
         """Replace rows of clients at their actors; `trained` is how often each client has trained."""
@@ -253,28 +282,31 @@ class ShardedClients(LocalClients):
                 mine[shard] = SavedRows(ids[at], trained[ids[at]], tree_map(lambda v: v[at], arrays)), known  # noqa: B023
             arguments[actor] = kind, self.actors.put(mine)
         self._call("write", arguments)
-        self._remember(_Call("write", arguments))
+        self._remember(_Call("write", arguments, size_bytes(rows)))
 
     def saved_rows(self, kind: str, ids: np.ndarray) -> Tree:
-        """Rows of all clients that have trained, for a checkpoint, from which new actors then start."""
-        saved = self._save() if self._saved is None else self._saved
-        return self._joined(ids, {s: found.rows for mine in saved.values() for s, found in mine[kind].items()}, kind)
+        """Rows of all clients that have trained, in main memory, for a checkpoint. New actors then start from it."""
+        if [call.name for call in self._log] != ["load"]:
+            self._save()
+        saved = [self.actors.get(mine) for (mine,) in self._log[0].arguments.values()]
+        rows = {shard: found.rows for mine in saved for shard, found in mine[kind].items()}
+        return self._joined(ids, rows, kind)
 
-    def _save(self) -> dict[int, Any]:
+    def _save(self) -> None:
+        """Put what the actors keep where a new actor finds it when one of them has ended, with all that it had."""
         saved = self._call("save", dict.fromkeys(range(len(self.actors)), ()))
         self._log = [_Call("load", {actor: (self.actors.put(mine),) for actor, mine in saved.items()})]
-        self._saved = saved
-        return saved
+        self._log_bytes, self._log_start, self._has_joining = 0, None, False
 
     def _joined(self, ids: np.ndarray, by_shard: Mapping[int, Tree], kind: str) -> Tree:
-        """The rows of some shards as one tree, in the order of the clients."""
+        """The rows of some shards as one tree in main memory, in the order of the clients."""
         like = getattr(self, kind).like
 
         def merged(one: torch.Tensor, *each: np.ndarray) -> torch.Tensor:
             whole = np.empty((len(ids), *one.shape), to_numpy(one).dtype)
             for rows, at in zip(each, places, strict=True):
                 whole[at] = rows
-            return torch.from_numpy(whole).to(one.device)
+            return torch.from_numpy(whole)
 
         shards = [shard for shard in by_shard if len(leaves(by_shard[shard])) == len(leaves(like))]
         places = [np.flatnonzero(self.shard[ids] == shard) for shard in shards]
@@ -282,9 +314,10 @@ class ShardedClients(LocalClients):
 
     def at_home(self) -> LocalClients:
         """The same clients in this process, with the private state that they have now."""
-        best = None if self.best_store is None else MemoryStore
+        store = partial(RowsInMainMemory, device=self.task.data.device)
+        best_store = None if self.best_store is None else store
         clients = LocalClients(
-            self.alg, self.task, self.population, self.seed, self.initial, MemoryStore, best, self.metric
+            self.alg, self.task, self.population, self.seed, self.initial, store, best_store, self.metric
         )
         clients.store.restore(self.store.snapshot())
         if clients.best_store is not None and self.best_store is not None:
@@ -333,5 +366,5 @@ def _recipe(task: Task) -> dict[str, Any]:
 
 
 def _samples(data: Federation, shards: Mapping[int, np.ndarray]) -> Federation:
-    """The samples of the clients of some shards, in this machine's memory."""
-    return data.only(np.concatenate(list(shards.values())).tolist()).to(torch.device("cpu"), data.dtype)
+    """The samples of the clients of some shards."""
+    return data.only(np.concatenate(list(shards.values())).tolist())

@@ -20,11 +20,13 @@ import torch
 from torch import nn
 
 from fedloom.core.algorithm import Algorithm
+from fedloom.core.authors import describe_failure
+from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
 from fedloom.core.keys import root
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, tree_map
-from fedloom.device.memory import free_memory
+from fedloom.device.memory import free_memory, is_out_of_memory
 from fedloom.device.torch_settings import deterministic, precision
 from fedloom.device.transfer import to_device, to_numpy
 from fedloom.engine.client_store import InitialRows, MemoryStore
@@ -127,20 +129,27 @@ class Messages(logging.Handler):
 
 
 class Worker:
-    """The clients of some shards, and one executor for all of them. It serves one run at a time."""
+    """The clients of some shards, which share their executors. It serves one run at a time."""
 
     def __init__(self) -> None:
         self.settings, self.messages = ExitStack(), Messages()
         self.clients: dict[int, LocalClients] = {}  # by shard
-        self.executor: Executor | None = None
-        self.asked: Plan | None = None  # the plan that the executor was made for
+        self.executors: list[Executor] = []  # the last two: that of training, and one that a callback asks for
         self.level_before = log.level
         gc.freeze()  # modules stay until the end; without them a collection takes a tenth of the time
 
     def do(self, name: str, *args: Any) -> tuple[Any, list[tuple[int, str]]]:
         """The result of one of the functions below, and what it logged."""
-        with torch.no_grad():
-            found = getattr(self, name)(*args)
+        try:
+            with torch.no_grad():
+                found = getattr(self, name)(*args)
+        except UserError:
+            raise
+        except Exception as error:
+            sentence = None if is_out_of_memory(error) else describe_failure(error, type(self.alg))
+            if sentence is None:
+                raise
+            raise UserError(f"{sentence}.") from None  # here, since the driver does not see the lines of the method
         return found, self.messages.taken()
 
     def process(self) -> int:
@@ -174,7 +183,7 @@ class Worker:
     def clear(self) -> None:
         """Forget the run."""
         self.settings.close()
-        self.clients, self.executor, self.asked = {}, None, None
+        self.clients, self.executors = {}, []
         self.alg = self.task = self.population = None  # type: ignore[assignment]
         log.removeHandler(self.messages)
         log.setLevel(self.level_before)
@@ -182,33 +191,36 @@ class Worker:
         free_memory()
 
     def make_plan(
-        self, mode: str, request: ClientRequest, sent: Tree, shard: int, part: Part, eval_clients: int
+        self, mode: str, request: ClientRequest, sent: Tree, shard: int, part: Part, eval_clients: int, shards: int
     ) -> Plan:
-        """Measure, and choose the execution plan for cohorts like this one."""
+        """Measure, and choose the execution plan for cohorts like this one, one per shard in a round."""
         request = replace(request, **on_device(sent, self.task.data.device))
         cohort = self.clients[shard].cohort(self._of_shard(request, part))
-        self.executor = choose_executor(self.alg, self.task, self.population, cohort, eval_clients, mode)
-        self.asked = self.executor.plan
-        return self.executor.plan
+        executor = choose_executor(self.alg, self.task, self.population, cohort, eval_clients, mode, shards=shards)
+        self.executors = [executor]
+        return executor.plan
 
     def ask(
         self, plan: Plan, request: ClientRequest, sent: Tree, parts: Mapping[int, Part]
     ) -> tuple[dict[int, dict[str, Tree]], Plan]:
         """The replies of the clients of every shard, and the plan, which has changed if memory was short. `sent` is
         what goes to all clients."""
-        executor, found = self._executor(plan), {}
-        request = replace(request, **on_device(sent, self.task.data.device))
-        for shard, part in parts.items():
-            replies = self.clients[shard].ask(self._of_shard(request, part), executor)
-            found[shard] = to_numpy(vars(replies))
-        return found, executor.plan
+        executor, request = self._executor(plan), replace(request, **on_device(sent, self.task.data.device))
+        replies = {
+            shard: self.clients[shard].ask(self._of_shard(request, part), executor) for shard, part in parts.items()
+        }
+        return to_numpy({shard: vars(mine) for shard, mine in replies.items()}), executor.plan
 
     def _executor(self, plan: Plan) -> Executor:
-        """The executor for a plan."""
-        if self.executor is None or self.asked is None or essence(plan) != essence(self.asked):
-            self.executor = make_executor(self.alg, self.task, plan, self.population)
-            self.asked = plan
-        return self.executor
+        """The executor for a plan. One that has more clients or samples at once is dropped, because memory is short."""
+        found = next((one for one in self.executors if essence(one.plan) == essence(plan)), None)
+        if found is not None and (found.plan.chunk, found.plan.rows) == (plan.chunk, plan.rows):
+            return found
+        self.executors = [one for one in self.executors if one is not found][-1:]
+        found = None
+        free_memory()
+        self.executors.append(make_executor(self.alg, self.task, plan, self.population))
+        return self.executors[-1]
 
     def _of_shard(self, request: ClientRequest, part: Part) -> ClientRequest:
         parts = on_device(part.parts, self.task.data.device)
@@ -250,8 +262,8 @@ class Worker:
 
 
 def essence(plan: Plan) -> Plan:
-    """What of a plan an executor depends on."""
-    return replace(plan, device="", threads=0, reason="", shards=0)
+    """What of a plan an executor depends on, and short memory does not change."""
+    return replace(plan, chunk=1, rows=0, device="", threads=0, reason="", shards=0)
 
 
 def replies_of(found: list[dict[str, Tree]], places: list[np.ndarray], device: torch.device) -> ClientReplies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DELTA = 1e-5
@@ -20,12 +21,23 @@ class UploadPrivacy:
 
     def epsilon(self, uploads: int) -> float:
         """The epsilon of a client that has uploaded so many times."""
-        return gaussian_epsilon(self.noise / math.sqrt(uploads), self.delta) if uploads else 0.0
+        return total_epsilon([self.noise] * uploads, self.delta)
+
+    def largest(self, numbers: int) -> float:
+        """A norm that an honest update of so many numbers has in one of a billion cases at most."""
+        return self.clip * (1 + self.noise * (math.sqrt(numbers) + 6.5))
+
+
+def total_epsilon(noises: Sequence[float], delta: float = DELTA) -> float:
+    """The epsilon of several uploads with this noise each: together they tell as much as one with the noise
+    1 / sqrt(sum of 1 / noise^2)."""
+    told = math.fsum(1 / noise**2 for noise in noises)
+    return gaussian_epsilon(1 / math.sqrt(told), delta) if told else 0.0
 
 
 def gaussian_epsilon(noise: float, delta: float) -> float:
     """The smallest epsilon for which the Gaussian mechanism is (epsilon, delta)-differentially private, exactly (Balle
-    and Wang, 2018, theorem 8). T mechanisms with noise s are as private as one with noise s / sqrt(T).
+    and Wang, 2018, theorem 8).
 
     Args:
         noise: standard deviation, in units of the largest change that one client makes.

@@ -242,7 +242,7 @@ class LocalClients:
             norms=self._norms(outcome, request, executor),
             computed=self._computed(cohort, outcome),
             report=_double(outcome.report),
-            stats=outcome.stats,
+            stats=outcome.stats if self.task.privacy is None else {},
             models=outcome.models if request.models else {},
         )
 

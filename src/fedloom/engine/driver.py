@@ -17,7 +17,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.keys import rng, root
 from fedloom.core.kinds import Kind
 from fedloom.core.task import Task
-from fedloom.core.tree import Params, Tree, size_bytes, take, tree_map
+from fedloom.core.tree import Params, Tree, leaves, size_bytes, take, tree_map
 from fedloom.device.transfer import to_device, to_numpy
 from fedloom.engine.clients import ClientReplies, ClientRequest
 from fedloom.engine.cohort import global_slot
@@ -28,6 +28,7 @@ from fedloom.metrics.registry import Metric
 log = logging.getLogger("fedloom")
 
 T = TypeVar("T")
+ROUNDING = 1e-5  # of the norm of what was sent: by which rounding may change the norm of an update
 Steps = Generator[ClientRequest, ClientReplies, T]  # yields requests, is sent the replies, returns a result
 # Limits of one evaluation request, so that memory does not grow with the number of clients
 MAX_EVAL_CLIENTS, MAX_EVAL_BYTES = 4096, 1 << 30
@@ -271,6 +272,10 @@ class Driver:
             sent, size, _ = norms[used].T
             factors[used] = self.screening["updates"].factors(sent, size, samples[used])
             self._name(ids[used & (factors == 0)], "sent an update far larger than usual", t)
+        if self.task.privacy is not None and replies.up:
+            numbers = sum(v[0].numel() for v in leaves(replies.up))
+            factors[used] *= norms[used, 1] <= self.task.privacy.largest(numbers) + ROUNDING * norms[used, 0]
+            self._name(ids[used & (factors == 0)], "sent an update larger than clipping and noise make it", t)
         used = factors > 0
         if self.directions is not None and replies.up:
             if self.directions.judges(int(used.sum()), t):

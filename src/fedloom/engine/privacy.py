@@ -16,8 +16,9 @@ from fedloom.core.errors import UserError
 from fedloom.core.keys import fold, normal, root
 from fedloom.core.privacy import UploadPrivacy
 from fedloom.core.task import Task
-from fedloom.core.tree import Tree, leaves, tree_map
-from fedloom.engine.screening import scaled_updates, update_vectors
+from fedloom.core.tree import Tree, leaves, take, tree_map
+
+CHUNK = 1 << 25  # numbers of uploads that are protected at once, to bound the memory
 
 # (clients, round, clipped updates as rows) -> standard normal numbers of the same shape
 Noise = Callable[[Tensor, int, Tensor], Tensor]
@@ -34,13 +35,17 @@ def keyed_noise(seed: int) -> Noise:
     return noise
 
 
-def secret_noise(secret: bytes) -> Noise:
-    """Noise that nobody can compute who does not know the secret. It is a function of the update, too: one that is sent
-    again has the same noise, and another one has noise of its own, so that no difference of two uploads shows what the
-    noise hides."""
+def secret_noise(secret: bytes, order: bytes = b"") -> Noise:
+    """Noise that nobody can compute who does not know the secret. It is a function of the order and of the update, too:
+    one that is sent again has the same noise, and any other has noise of its own, so that no difference of two uploads
+    shows what the noise hides.
+
+    Args:
+        order: a digest of all that the upload is an answer to.
+    """
 
     def noise(ids: Tensor, t: int, updates: Tensor) -> Tensor:
-        rows = [_gaussian(secret, i, t, row) for i, row in zip(ids.tolist(), updates, strict=True)]
+        rows = [_gaussian(secret + order, i, t, row) for i, row in zip(ids.tolist(), updates, strict=True)]
         return torch.stack(rows).to(updates)
 
     return noise
@@ -61,16 +66,25 @@ def protected(
     parts: Tree,
 ) -> Tree:  # fmt: skip
     """The uploads of clients with their updates (what is uploaded, less what was sent, see `Algorithm.reference`)
-    clipped, and noise added."""
+    clipped, and noise added.
+
+    All of it is computed in float64 and rounded once, after the noise was added: rounding before could make an update
+    larger than it was clipped to.
+    """
     if not leaves(up):
         return up
     check_real(alg, up)
-    updates = update_vectors(alg, task, up, shared, parts)
-    size = torch.linalg.vector_norm(updates.double(), dim=1).to(updates.dtype)
-    factors = torch.where(torch.isfinite(size), (privacy.clip / size.clamp(min=1e-30)).clamp(max=1.0), 0.0)
-    updates = torch.where(torch.isfinite(size)[:, None], updates * factors[:, None], 0.0)
-    clipped = scaled_updates(alg, task, tree_map(_finite, up), shared, parts, factors)
-    return _added(clipped, privacy.clip * privacy.noise * noise(ids, t, updates))
+    width, of_all, made = sum(v[0].numel() for v in leaves(up)), _double(shared), []
+    for rows in torch.arange(len(ids), device=ids.device).split(max(1, CHUNK // max(1, width))):
+        some, mine = _double(take(up, rows)), _double(take(parts, rows))
+        sent = _sent(alg, task, some, of_all, mine)
+        updates = _vectors(some) - sent
+        size = torch.linalg.vector_norm(updates, dim=1)[:, None]
+        factors = (privacy.clip / size.clamp(min=1e-300)).clamp(max=1.0)
+        clipped = torch.where(torch.isfinite(size), updates * factors, 0.0)
+        noisy = clipped + privacy.clip * privacy.noise * noise(ids[rows], t, clipped)
+        made.append(_rounded(sent + noisy, up))
+    return tree_map(lambda *each: torch.cat(each), *made)
 
 
 def check_real(alg: Algorithm, up: Tree) -> None:
@@ -81,21 +95,35 @@ def check_real(alg: Algorithm, up: Tree) -> None:
         )
 
 
-def _finite(v: Tensor) -> Tensor:
-    return torch.nan_to_num(v, nan=0.0, posinf=0.0, neginf=0.0)
+def _double(tree: Tree) -> Tree:
+    return tree_map(lambda v: v.double() if v.is_floating_point() else v, tree)
 
 
-def _added(up: Tree, noise: Tensor) -> Tree:
-    """The uploads plus noise (clients, numbers), in the order of `update_vectors`."""
+def _vectors(rows: Tree) -> Tensor:
+    """A tree with a row per client as vectors (clients, numbers)."""
+    return torch.cat([v.flatten(1) if v.dim() > 1 else v[:, None] for v in leaves(rows)], dim=1)
 
-    def of_client(up: Tree, noise: Tensor) -> Tree:
-        at = 0
 
-        def one(v: Tensor) -> Tensor:
-            nonlocal at
-            at += v.numel()
-            return v + noise[at - v.numel() : at].view(v.shape).to(v.dtype)
+def _sent(alg: Algorithm, task: Task, up: Tree, shared: Tree, parts: Tree) -> Tensor:
+    """What the numbers of uploads are measured from, as vectors (clients, numbers); 0 for those that are updates."""
 
-        return tree_map(one, up)
+    def of_client(up: Tree, mine: Tree) -> Tree:
+        sent = alg.reference(task, up, {**shared, **mine})
+        return {
+            name: tree_map(lambda new, old: old, part, sent[name]) if name in sent else tree_map(torch.zeros_like, part)
+            for name, part in up.items()
+        }
 
-    return vmap(of_client)(up, noise)
+    return _vectors(vmap(of_client)(up, parts))
+
+
+def _rounded(vectors: Tensor, like: Tree) -> Tree:
+    """The opposite of `_vectors`, with the shapes and types of a tree."""
+    at = 0
+
+    def one(v: Tensor) -> Tensor:
+        nonlocal at
+        at += v[0].numel()
+        return vectors[:, at - v[0].numel() : at].reshape(-1, *v.shape[1:]).to(v.dtype)
+
+    return tree_map(one, like)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import re
 import time
@@ -16,6 +18,7 @@ from fedloom.config.files import ConfigDict
 from fedloom.config.methods import FROM
 from fedloom.config.resolve import Config, combine, configure, describe, flat, resolve
 from fedloom.config.settings import Settings
+from fedloom.core.algorithm import ALGORITHMS
 from fedloom.core.errors import UserError, shown
 from fedloom.core.federation import SPLITS, Federation
 from fedloom.core.keys import root
@@ -28,12 +31,13 @@ from fedloom.device.torch_settings import deterministic, precision
 from fedloom.engine.clients import initial_state
 from fedloom.federation import own_data
 from fedloom.federation.kinds import AGREE, COUNTED, DONE, END, FAILURE, HELLO, OFFER, ORDER, READY, SETUP
-from fedloom.federation.messages import BadMessage, Message, decode, encode
+from fedloom.federation.messages import BadMessage, Message, decode, encode, whole_number
 from fedloom.federation.site import Site
 from fedloom.federation.site_models import SiteModels
+from fedloom.federation.site_privacy import SiteAccount
 from fedloom.metrics.registry import find_metric
 from fedloom.metrics.scores import basic_metric
-from fedloom.storage.files import make_folder, write_file
+from fedloom.storage.files import json_writer, make_folder, write_file
 from fedloom.studies.build import make_data, make_task
 
 log = logging.getLogger("fedloom")
@@ -41,6 +45,13 @@ log = logging.getLogger("fedloom")
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 SETUP_FILE = "setup.safetensors"
 LOCAL = ("data_dir", "device")  # what a site decides, besides its data
+AGREEMENT = "agreement.json"  # in the folder of a site: how its samples are encoded and divided
+USUAL_METHOD = "ditto"
+MOST_CLIENTS, MOST_SEED = 10**6, 2**63 - 1
+NEEDS_SCHEMA = (
+    "this site asks for differential privacy, so it tells nothing of its samples before; give a schema with --schema, "
+    "here and at the server"
+)
 OF_DATA = ("dataset", "partition", "clients", "head")  # what a configuration does not say of own data
 
 
@@ -56,6 +67,8 @@ class Host:
         """
         self.client, self.folder, self.local = client, folder, local
         self._last: tuple[str, Site, Settings] | None = None  # the run of the last message
+        self._answered: tuple[bytes, Message] | None = None  # digest of the last order, and the answer
+        self.account = SiteAccount(folder, local.get("max_epsilon"))
         section = local.get("dataset")
         self.dataset = dict(section) if isinstance(section, Mapping) else {"name": section}
         self._data: tuple[Any, Federation] | None = None  # what was read last, and for which configuration
@@ -71,6 +84,7 @@ class Host:
         """Raise UserError if what the site has decided cannot be: an unknown data set or device, unreadable data."""
         if self.own is not None:
             own_data.described(self.own)
+            self._schema()
         resolve(combine({"dataset": "digits"}, self._local() if self.own is not None else self._settings()))
 
     def handle(self, message: Message) -> Message:
@@ -89,32 +103,43 @@ class Host:
         if message.kind == HELLO:
             return self._offer(message)
         if message.kind == AGREE:
-            samples = self._samples(message)
-            counted = {"samples": samples.sizes, "moments": own_data.to_json(samples.moments())}
-            return Message(COUNTED, {"client": self.client, **counted})
+            return self._counted(message)
         if message.kind == SETUP:
+            path, content = self.folder / run / SETUP_FILE, encode(message)
+            if path.exists() and path.read_bytes() != content:
+                raise BadMessage(f"run {run} was set up otherwise here")
             made = self._made(run, message)
             make_folder(self.folder)
             make_folder(self.folder / run)
-            write_file(self.folder / run / SETUP_FILE, lambda file: file.write(encode(message)))
+            write_file(path, lambda file: file.write(content))
             self._last = run, *made
             log.info("Run %s is set up.", run)
             return Message(READY, {"client": self.client, "run": run})
         if message.kind == ORDER:
+            return self._in_round(run, message)
+        if message.kind == END:
+            models = self._site(run)[0].models
+            if models is not None:
+                models.end(whole_number(message, "best", 0))
+            log.info("Run %s is over.", run)
+            return Message(DONE, {"client": self.client, "run": run})
+        raise BadMessage(f"a site does not know what to do with a message of kind '{shown(message.kind)}'")
+
+    def _in_round(self, run: str, message: Message) -> Message:
+        """The answer to an order. One that is sent again, since the answer came too late, is not carried out again."""
+        order = hashlib.sha256(encode(message)).digest()
+        if self._answered is None or self._answered[0] != order:
+            self._answered = None  # to have its memory
             site, s = self._site(run)
             start = time.monotonic()
             with deterministic(s.deterministic), precision(s.dtype):
                 answer = site.handle(message)
             what = "answered" if answer.kind != FAILURE else f"could not be answered: {answer['why']}"
             log.info("Run %s, round %s: %s, %.1f s.", run, message["t"] + 1, what, time.monotonic() - start)
-            return answer
-        if message.kind == END:
-            models = self._site(run)[0].models
-            if models is not None:
-                models.end(int(message["best"]))
-            log.info("Run %s is over.", run)
-            return Message(DONE, {"client": self.client, "run": run})
-        raise BadMessage(f"a site does not know what to do with a message of kind '{shown(message.kind)}'")
+            if answer.kind == FAILURE:
+                return answer
+            self._answered = order, answer
+        return self._answered[1]
 
     # -- before training ----------------------------------------------------------------------------------------------
 
@@ -122,36 +147,80 @@ class Host:
         """What the site has: of own data, how its samples would be encoded."""
         config, fields = self._checked(message), {"client": self.client, "version": __version__}
         if (own := self.own) is not None:
+            if self.account.limit is not None and self._schema() is None:
+                raise UserError(NEEDS_SCHEMA)
             with _own_mistakes():
-                about = own_data.described(own).to_json()
+                about = (self._schema() or own_data.described(own)).to_json()
             return Message(OFFER, {**fields, "about": about, "normalise": own.normalise})
         data = self._read(self._resolved(config))
         return Message(OFFER, {**fields, "samples": {s: int(data.splits[s].sizes[self.client]) for s in SPLITS}})
+
+    def _counted(self, message: Message) -> Message:
+        """How many samples of its own the site has, and their moments for scaling, unless a schema has the scale."""
+        config, samples = self._checked(message), self._samples(message)
+        if self.account.limit is not None and own_data.needs_moments(samples.agreed):
+            raise UserError(NEEDS_SCHEMA)
+        with _own_mistakes():
+            moments = own_data.to_json(samples.moments())
+        sizes = samples.sizes if config.get("dp_clip") is None else own_data.NOT_SAID
+        return Message(COUNTED, {"client": self.client, "version": __version__, "samples": sizes, "moments": moments})
 
     def _samples(self, message: Message) -> own_data.LocalSamples:
         own = self.own
         if own is None:
             raise BadMessage("this site has no data of its own")
-        agreed = Preprocessing.from_json(message["about"])
-        train, val, test = (float(share) for share in message["split"])
-        seed, stratify = int(message["partition_seed"]), bool(message["stratify"])
+        shares, stratify = message["split"], message["stratify"]
+        if not _are_shares(shares) or type(stratify) is not bool:
+            raise BadMessage("'split' or 'stratify' cannot be what they are")
+        seed, agreed = whole_number(message, "partition_seed", 0, MOST_SEED), Preprocessing.from_json(message["about"])
         with _own_mistakes():
-            return own_data.LocalSamples(own, agreed, (train, val, test), seed, stratify)
+            schema = self._schema()
+            if schema is None:
+                own_data.check_agreed(own_data.described(own), agreed)
+            elif own_data.without_scale(schema) != own_data.without_scale(agreed) or schema.numbers != agreed.numbers:
+                raise UserError("The schema of the server is not that of this site.")
+            found = own_data.LocalSamples(own, agreed, (shares[0], shares[1], shares[2]), seed, stratify)
+        self._agree({name: message[name] for name in ("about", "split", "partition_seed", "stratify")})
+        return found
+
+    def _agree(self, terms: dict[str, Any]) -> None:
+        """Remember how samples are encoded and divided, and refuse any other way: sums over several divisions of the
+        same samples would tell of single ones."""
+        path = self.folder / AGREEMENT
+        if not path.exists():
+            make_folder(self.folder)
+            write_file(path, json_writer(terms))
+        elif json.loads(path.read_text()) != terms:
+            raise UserError(
+                "the server asks for another encoding or division of this site's samples than before; if that is "
+                f"right, remove {path} at the site"
+            )
+
+    def _schema(self) -> Preprocessing | None:
+        """What this site says that samples look like, whatever a server says; None if it leaves that to the server."""
+        path = self.local.get("schema")
+        return None if path is None else own_data.read_schema(path)
 
     def _checked(self, message: Message) -> ConfigDict:
         """The server's configuration; raises UserError if it is one that a site does not carry out. A server never
-        chooses what is read."""
+        chooses what is read, nor which code is loaded."""
         asked = message["config"]
-        if not isinstance(asked, dict):
+        if not isinstance(asked, dict) or not isinstance(asked.get("per_method", {}), dict):
             raise BadMessage("the configuration is missing")
         section = asked.get("dataset") or {}
         name = section.get("name") if isinstance(section, dict) else section
         if name != self.dataset.get("name"):
             have = shown(self.dataset.get("name"))
             raise UserError(f"the run is about the data set {shown(name)!a}, but this site takes part with {have!a}")
-        method = asked.get("algorithm")
-        if isinstance(method, dict) and FROM in method:
-            raise UserError("the server would have this site load a method from a file; install it as a package here")
+        method = asked.get("algorithm", USUAL_METHOD)
+        sections = [method if isinstance(method, dict) else {"name": method}, *asked.get("per_method", {}).values()]
+        sections.append({key.partition(".")[2]: value for key, value in asked.items() if key.startswith("algorithm.")})
+        for values in sections:
+            known = isinstance(values, dict) and values.get("name", USUAL_METHOD) in ALGORITHMS.names()
+            if not known or FROM in values:
+                raise UserError(
+                    "the server would have this site load a method that is not installed; install it as a package here"
+                )
         return asked
 
     # -- the site of a run --------------------------------------------------------------------------------------------
@@ -173,22 +242,28 @@ class Host:
             constants = tree_map(lambda v: v.to(task.data.device), message.tree("constants"))
             metric = None if s.metric == basic_metric(task.data.kind) else find_metric(s.metric, task.data.kind)
             start = start._replace(constants=constants)
-            folder, limit = self.folder / run, self.local.get("max_epsilon")
+            folder = self.folder / run
             models = SiteModels(folder, self._about_models(config, task))
-            more: dict[str, Any] = {"metric": metric, "models": models, "max_epsilon": limit}
+            more: dict[str, Any] = {"metric": metric, "models": models, "account": self.account}
             return Site(self.client, alg, task, s.seed, start, folder, run, **more), s
 
     def _task(self, message: Message) -> tuple[Config, Task]:
         """The configuration of a run at this site, and its task with this site's samples."""
-        asked, mean = self._checked(message), float(message["mean_samples"])
+        asked, mean = self._checked(message), message["mean_samples"]
+        if type(mean) not in (int, float) or not 0 < mean < own_data.MOST:
+            raise BadMessage(f"'mean_samples' cannot be {shown(mean)}")
         if self.own is None:
             config = self._resolved(asked)
             task = make_task(config, replace(self._read(config), mean_samples_of_all=mean))
             return config, replace(task, data=task.data.only([self.client]))
         samples, final = self._samples(message), Preprocessing.from_json(message["final"])
-        config = configured(asked, samples.federation(final, self.client, int(message["clients"]), mean), self._local())
+        if own_data.without_scale(final) != own_data.without_scale(samples.agreed):
+            raise BadMessage("'final' is not what was agreed on")
+        clients = whole_number(message, "clients", self.client + 1, MOST_CLIENTS)
+        batch_size = whole_number(message, "batch_size", 1)
+        config = configured(asked, samples.federation(final, self.client, clients, float(mean)), self._local())
         task = make_task(config, make_data(config), complete=False)
-        return config, replace(task, batch_size=int(message["batch_size"]))
+        return config, replace(task, batch_size=batch_size)
 
     def _about_models(self, config: Config, task: Task) -> dict[str, Any]:
         """What is needed to use a model when there are only its weights."""
@@ -221,6 +296,12 @@ class Host:
         return self._data[1]
 
 
+def _are_shares(values: Any) -> bool:
+    """True for shares of training, validation and test data."""
+    numbers = type(values) is list and len(values) == 3 and all(type(v) in (int, float) and 0 <= v <= 1 for v in values)
+    return numbers and values[0] > 0 and sum(values) <= 1 + 1e-9
+
+
 @contextmanager
 def _own_mistakes() -> Iterator[None]:
     """What is wrong with a site's data is said at the site, because the sentence may quote them."""
@@ -235,7 +316,7 @@ def configured(asked: ConfigDict, data: Federation, local: ConfigDict | None = N
     """The configuration of a run on own data: what was asked for, with the federation in place of files."""
     values = flat({key: value for key, value in asked.items() if key not in (*OF_DATA, *LOCAL)})
     model = values.pop("model", None) or usual_model(data)
-    return configure(values.pop("algorithm", "ditto"), data, model=model, values={**values, **(local or {})})
+    return configure(values.pop("algorithm", USUAL_METHOD), data, model=model, values={**values, **(local or {})})
 
 
 def usual_model(data: Federation) -> str:

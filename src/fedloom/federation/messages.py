@@ -17,9 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedloom.core.errors import shown
 from fedloom.core.tree import Tree
 
 MAX_DEPTH = 16  # of a tree
+MAX_HEADER = 16 << 20  # characters; as Python's objects they take ten times as many bytes
 DTYPES = (
     torch.float64,
     torch.float32,
@@ -58,6 +60,14 @@ class Message:
             return self.trees[name]
         except KeyError:
             raise BadMessage(f"'{name}' is missing") from None
+
+
+def whole_number(message: Message, name: str, low: int, high: int = 10**8) -> int:
+    """A field that is a whole number in this range; raises BadMessage for any other value."""
+    value = message[name]
+    if type(value) is not int or not low <= value <= high:
+        raise BadMessage(f"'{name}' cannot be {shown(value)}")
+    return value
 
 
 # -- trees as skeletons and lists of tensors ------------------------------------------------------------------------
@@ -141,6 +151,8 @@ def encode_parts(message: Message) -> tuple[str, bytes]:
 
 def decode_parts(header: str, body: bytes) -> Message:
     """The opposite of `encode_parts`."""
+    if len(header) > MAX_HEADER:
+        raise BadMessage(f"its header has more than {MAX_HEADER >> 20} MiB")
     try:
         found = load(body) if body else {}
         tensors = [found[str(k)] for k in range(len(found))]
@@ -178,18 +190,25 @@ def same_bits(a: Tree, b: Tree) -> bool:
     return all(v is w or (v is not None and w is not None and torch.equal(v, w)) for v, w in pairs)
 
 
-def check_like(tree: Tree, like: Tree) -> None:
+def check_like(tree: Tree, like: Tree, name: str = "") -> None:
     """Raise BadMessage unless a tree has the structure, shapes and types of another one."""
-    found, wanted = dict(paths(tree)), dict(paths(like))
-    if missing := [name for name in wanted if name not in found]:
-        raise BadMessage(f"'{missing[0]}' is missing")
-    if extra := [name for name in found if name not in wanted]:
-        raise BadMessage(f"'{extra[0]}' was not asked for")
-    for name, value in found.items():
-        should = wanted[name]
-        if value is None or should is None:
-            continue
-        if value.shape != should.shape:
-            raise BadMessage(f"'{name}' has shape {list(value.shape)} instead of {list(should.shape)}")
-        if value.dtype != should.dtype:
-            raise BadMessage(f"'{name}' has type {value.dtype} instead of {should.dtype}")
+    if isinstance(tree, Tensor) and isinstance(like, Tensor):
+        if tree.shape != like.shape:
+            raise BadMessage(f"'{name}' has shape {list(tree.shape)} instead of {list(like.shape)}")
+        if tree.dtype != like.dtype:
+            raise BadMessage(f"'{name}' has type {tree.dtype} instead of {like.dtype}")
+        return
+    if type(tree) is not type(like):
+        raise BadMessage(f"'{name}' is of another kind than it should be")
+    found, wanted = _parts(tree), _parts(like)
+    prefix = f"{name}/" if name else ""
+    if missing := [part for part in wanted if part not in found]:
+        raise BadMessage(f"'{prefix}{missing[0]}' is missing")
+    if extra := [part for part in found if part not in wanted]:
+        raise BadMessage(f"'{prefix}{shown(extra[0])}' was not asked for")
+    for part, value in wanted.items():
+        check_like(found[part], value, f"{prefix}{part}")
+
+
+def _parts(tree: Tree) -> Mapping[Any, Tree]:
+    return tree if isinstance(tree, dict) else dict(enumerate(tree))

@@ -3,13 +3,15 @@ sites and the server make of it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, reason
 from fedloom.core.federation import SPLITS, Federation, Ragged
 from fedloom.core.preprocessing import Numbers, Preprocessing
 from fedloom.core.targets import TARGETS
@@ -19,9 +21,14 @@ from fedloom.data.divide import Shares, divide
 from fedloom.data.moments import Moments
 from fedloom.data.partitions import Natural
 from fedloom.data.sets.own import OwnData
+from fedloom.data.user_data.merging import merge
 from fedloom.data.user_data.new_samples import read_new_samples
 from fedloom.data.user_data.targets import known_targets
 
+NOT_SAID = dict.fromkeys(SPLITS, 1000)  # instead of how many samples a site has, in runs with differential privacy
+SPLIT = (0.7, 0.1, 0.2)  # shares of training, validation and test data
+FEW = 5  # training samples of which moments say too much
+MOST = 10**8  # samples that a site can say that it has
 CONSTANT = 1e-12  # of the mean: a standard deviation below it is a rounding error
 
 
@@ -29,7 +36,7 @@ class LocalSamples:
     """A site's samples, encoded as all sites have agreed, and divided into training, validation and test."""
 
     def __init__(self, options: OwnData, agreed: Preprocessing, split: Shares, seed: int, stratify: bool) -> None:
-        accepts = agreed if agreed.missing == "refuse" else replace(agreed, numbers=_unscaled(agreed))
+        accepts = replace(agreed, numbers=None if agreed.missing == "refuse" else _unscaled(agreed))
         label = options.label if options.label is None or "," not in options.label else None
         found = read_new_samples(accepts, options.path, label=label, delimiter=options.delimiter)
         if found.y is None:
@@ -51,7 +58,14 @@ class LocalSamples:
 
     def moments(self) -> dict[str, Moments]:
         """What is sent of the training samples for scaling: moments of columns, and of a target that is a number."""
+        if not needs_moments(self.agreed):
+            return {}
         train = self.splits["train"]
+        if len(train) < FEW:
+            raise UserError(
+                f"There are {len(train)} training samples, so few that moments would tell of single ones; give a "
+                "schema with --schema."
+            )
         found = {"y": Moments.of(self.y[train, None].astype(np.float64))} if self.agreed.target == "number" else {}
         if self.agreed.kind == "table":  # of words there is nothing to scale
             found["x"] = Moments.of(self.x[train][:, _numeric(self.agreed)].astype(np.float64))
@@ -100,15 +114,54 @@ def scaled(agreed: Preprocessing, moments: dict[str, Moments], normalise: bool) 
     return made
 
 
+def needs_moments(agreed: Preprocessing) -> bool:
+    """True if the description does not say how numbers are scaled, so that sites have to send moments."""
+    return (agreed.kind == "table" and agreed.numbers is None and bool(_numeric(agreed).any())) or (
+        agreed.target == "number" and agreed.target_scale is None
+    )
+
+
+def check_agreed(own: Preprocessing, agreed: Preprocessing) -> None:
+    """Raise UserError unless the description that a server gives has a site's own columns, and all of its words and
+    classes. With any other, counts and moments would tell what they should not."""
+    merged = merge({"the server": agreed, "this site": own})
+    if merged != agreed or (own.content, own.resize) != (agreed.content, agreed.resize):
+        raise UserError("The server describes samples that are not like those of this site.")
+
+
+def without_scale(agreed: Preprocessing) -> Preprocessing:
+    """The description without the statistics of training samples."""
+    return replace(agreed, numbers=None, target_scale=None)
+
+
+def read_schema(path: str | Path) -> Preprocessing:
+    """The description of samples in a file that `fedloom data schema` has written, or in a run directory."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"The schema {path} cannot be read ({reason(error)}).") from None
+    try:
+        found = Preprocessing.from_json(json.loads(text))
+    except (ValueError, TypeError, UserError):
+        raise UserError(f"{path} is no schema; make one with 'fedloom data schema'.") from None
+    return replace(found, label=None, client=None, split=None)
+
+
+def make_schema(options: OwnData) -> Preprocessing:
+    """The description of samples like these, with their scale: a schema for sites, from data that may be shown."""
+    found = replace(described(options), label=None, client=None, split=None)
+    samples = LocalSamples(options, found, SPLIT, 1, stratify=False)
+    return scaled(found, samples.moments(), options.normalise)
+
+
 def server_federation(final: Preprocessing, sizes: list[dict[str, int]]) -> Federation:
-    """The federation as the server has it: how many samples each client has, and zeros in their place."""
+    """The federation as the server has it: how many samples each client has, all of which are the same zeros."""
     data = _empty(final)
-    most = max(n for each in sizes for n in each.values())
     return replace(
         data,
-        x=data.x.new_zeros((most, *data.x.shape[1:])),
-        y=data.y.new_zeros((most, *data.y.shape[1:])),
-        splits={name: Ragged.of([np.arange(each[name]) for each in sizes]) for name in SPLITS},
+        x=data.x.new_zeros((1, *data.x.shape[1:])),
+        y=data.y.new_zeros((1, *data.y.shape[1:])),
+        splits={name: Ragged.of([np.zeros(each[name], np.int64) for each in sizes]) for name in SPLITS},
     )
 
 
@@ -154,8 +207,10 @@ def to_json(moments: dict[str, Moments]) -> dict[str, Any]:
 
 def from_json(values: Any, agreed: Preprocessing) -> dict[str, Moments]:
     """Moments that a site has sent; raises ValueError for anything else."""
-    wide = {"x": int(_numeric(agreed).sum())} if agreed.kind == "table" else {}
-    wide |= {"y": 1} if agreed.target == "number" else {}
+    wide: dict[str, int] = {}
+    if needs_moments(agreed):
+        wide |= {"x": int(_numeric(agreed).sum())} if agreed.kind == "table" else {}
+        wide |= {"y": 1} if agreed.target == "number" else {}
     if type(values) is not dict or set(values) != set(wide):
         raise ValueError("there are no moments")
     found = {name: Moments(*(np.array(v, dtype=np.float64) for v in values[name])) for name in wide}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -106,6 +107,7 @@ class RemoteClients:
         self.deadline, self.minimum, self.repeats, self.metric, self.names = deadline, minimum, repeats, metric, names
         self.trains_ahead, self.key = trains_ahead, root(seed, "init")
         self.samples = task.data.splits["train"].sizes if task.privacy is None else np.ones(task.clients, np.int64)
+        self.positions = math.prod(task.data.y.shape[1:]) if task.data.sequences else 1
         self.constants = alg.constants(task, self.key)
         self.best = 0  # the best round so far, whose models sites keep
         self.bases = Bases(task.clients, durable)
@@ -175,7 +177,9 @@ class RemoteClients:
         """The results of a client's jobs up to the first that cannot be used, which is asked for again in its turn."""
         trains = next((job for job in jobs if job.job == "train"), None)
         upload = {} if trains is None else self._upload_like(trains)
-        expected = Expected(self.run, i, jobs[0].t, int(self.samples[i]), upload, self.metric is not None)
+        counted = {split: int(rows.sizes[i]) * self.positions for split, rows in self.task.data.splits.items()}
+        has_metric, has_classes = self.metric is not None, self.task.data.kind != "number"
+        expected = Expected(self.run, i, jobs[0].t, int(self.samples[i]), counted, upload, has_metric, has_classes)
         usable: list[JobResult] = []
         for found in checked(answer, jobs, expected):
             if isinstance(found, BadMessage):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from fedloom.config.files import ConfigDict
 from fedloom.config.methods import FROM
 from fedloom.config.resolve import Config, describe
 from fedloom.core.algorithm import Algorithm
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, printable, shown
 from fedloom.core.federation import SPLITS, Federation
 from fedloom.core.keys import root
 from fedloom.core.preprocessing import Preprocessing
@@ -28,6 +29,7 @@ from fedloom.federation.host import LOCAL, configured
 from fedloom.federation.kinds import AGREE, COUNTED, DONE, END, FAILURE, HELLO, OFFER, READY, SETUP
 from fedloom.federation.messages import BadMessage, Message
 from fedloom.federation.remote import Link, RemoteClients
+from fedloom.federation.replies import said
 from fedloom.metrics.registry import find_metric
 from fedloom.metrics.scores import basic_metric
 from fedloom.runs.directory import AT_SITES, RunDirectory
@@ -40,7 +42,7 @@ from fedloom.studies.result import Result, best_on_validation
 log = logging.getLogger("fedloom")
 
 END_SECONDS = 60.0  # to tell sites that a run is over
-OWN_USUAL = {**OwnData.usual, "split": [0.7, 0.1, 0.2], "partition_seed": 1}  # of runs on own data
+OWN_USUAL = {**OwnData.usual, "split": list(own_data.SPLIT), "partition_seed": 1}  # of runs on own data
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,11 @@ class Server:
         out: str | Path | None = None,
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
+        schema: Preprocessing | None = None,
     ) -> Result:
         """Carry out a run on the data that the sites have, one client each. What they have in common is agreed on
-        first: columns, words, classes, and the scale of numbers. `asked` has method, model and settings."""
+        first: columns, words, classes, and the scale of numbers, unless there is a schema that says it. `asked` has
+        method, model and settings."""
         asked = _for_sites({**OWN_USUAL, **asked, "dataset": {"name": OwnData.name}})
         more = {"config": asked, **{name: asked[name] for name in ("split", "partition_seed", "stratify")}}
         run = _known_run(out)
@@ -113,7 +117,7 @@ class Server:
             final, agreed, sizes = directory.preprocessing(), None, directory.split_sizes()
             each = [{name: sizes[name][i] for name in SPLITS} for i in range(clients)]
         else:
-            agreed, final, each = self._agree(clients, more)
+            agreed, final, each = self._agree(clients, more, schema)
         data = own_data.server_federation(final, each)
         config = configured(asked, data)
 
@@ -127,28 +131,42 @@ class Server:
     # -- before training ----------------------------------------------------------------------------------------------
 
     def _agree(
-        self, clients: int, more: Mapping[str, Any]
+        self, clients: int, more: Mapping[str, Any], schema: Preprocessing | None
     ) -> tuple[Preprocessing, Preprocessing, list[dict[str, int]]]:
         """How samples are encoded at all sites, the same with the scale of numbers, and everybody's sample counts."""
         run = {"run": "agreement", **more}
-        offers = self._all(HELLO, OFFER, clients, run)
-        try:
-            each = {f"Site {i}": Preprocessing.from_json(offers[i]["about"]) for i in range(clients)}
-            normalise = {bool(offers[i]["normalise"]) for i in range(clients)}
-            for i in range(clients):
-                _check_version(i, offers[i])
-            if len(normalise) > 1:
-                raise UserError("Some sites have normalise=true and some have not; set the same at all.")
-            agreed = merge(each)
-            counted = self._all(AGREE, COUNTED, clients, {**run, "about": agreed.to_json()})
-            moments = [own_data.from_json(counted[i]["moments"], agreed) for i in range(clients)]
-            sizes = [{name: int(counted[i]["samples"][name]) for name in SPLITS} for i in range(clients)]
-        except (BadMessage, KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"A site does not say what it has ({error}); install the same FedLoom everywhere."
-            ) from None
+        agreed, normalise = (schema, True) if schema is not None else self._described(clients, run)
+        counted = self._all(AGREE, COUNTED, clients, {**run, "about": agreed.to_json()})
+        moments, sizes = [], []
+        for i in range(clients):
+            with _understood(i):
+                _check_version(i, counted[i])
+                moments.append(own_data.from_json(counted[i]["moments"], agreed))
+                found = counted[i]["samples"]
+                if any(type(found[name]) is not int or not 0 <= found[name] <= own_data.MOST for name in SPLITS):
+                    raise ValueError(f"it cannot have {shown(found)} samples")
+                sizes.append({name: found[name] for name in SPLITS})
         merged = {name: merge_moments([one[name] for one in moments]) for name in moments[0]}
-        return agreed, own_data.scaled(agreed, merged, normalise.pop()), sizes
+        return agreed, own_data.scaled(agreed, merged, normalise), sizes
+
+    def _described(self, clients: int, run: Mapping[str, Any]) -> tuple[Preprocessing, bool]:
+        """How samples are encoded according to all sites, and whether numbers are scaled."""
+        offers = self._all(HELLO, OFFER, clients, run)
+        each, normalise = {}, set()
+        for i in range(clients):
+            with _understood(i):
+                _check_version(i, offers[i])
+                each[f"Site {i}"] = Preprocessing.from_json(offers[i]["about"])
+                normalise.add(bool(offers[i]["normalise"]))
+        if len(normalise) > 1:
+            raise UserError("Some sites have normalise=true and some have not; set the same at all.")
+        try:
+            return merge(each), normalise.pop()
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"The sites' descriptions of their samples do not fit together ({error}); install the same FedLoom "
+                "everywhere."
+            ) from None
 
     def _execute(
         self,
@@ -220,6 +238,19 @@ class Server:
         raise UserError(f"The run cannot begin without the sites {who}: {next(iter(wrong.values()))}.")
 
 
+@contextmanager
+def _understood(i: int) -> Iterator[None]:
+    """Errors about what a site says of its data, as a UserError that names the site."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of any kind, since anything can have been sent
+        raise UserError(
+            f"Site {i} does not say what it has ({printable(str(error))[:100]}); install the same FedLoom everywhere."
+        ) from None
+
+
 def serve(
     config: Config,
     link: Link,
@@ -253,7 +284,7 @@ def _for_sites(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _why(answer: Message) -> str:
-    return str(answer["why"])[:500] if answer.kind == FAILURE else f"its answer is of kind '{answer.kind[:20]}'"
+    return said(answer) if answer.kind == FAILURE else f"its answer is of kind '{shown(answer.kind)!a}'"
 
 
 def _check_version(i: int, offer: Message) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from functools import partial
@@ -14,14 +15,14 @@ import torch
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError
 from fedloom.core.task import Task
-from fedloom.core.tree import Tree, take, tree_map
+from fedloom.core.tree import Tree, leaves, take, tree_map
 from fedloom.engine.clients import ClientReplies, ClientRequest, InitialState, LocalClients
 from fedloom.engine.cohort import Executor
 from fedloom.engine.planning.choose import REFERENCE, make_executor
 from fedloom.federation.kinds import FAILURE, ORDER, REPLY
-from fedloom.federation.messages import BadMessage, Message
+from fedloom.federation.messages import BadMessage, Message, whole_number
 from fedloom.federation.site_models import SiteModels
-from fedloom.federation.site_privacy import SitePrivacy, check_limit
+from fedloom.federation.site_privacy import SiteAccount, check_limit
 from fedloom.federation.site_store import NEVER, SiteStore, StateMissing
 from fedloom.metrics.registry import Metric
 
@@ -45,19 +46,16 @@ class Site:
         metric: Metric | None = None,
         executor: Executor | None = None,
         models: SiteModels | None = None,
-        max_epsilon: float | None = None,
+        account: SiteAccount | None = None,
     ) -> None:
         """`task` has the samples of this client, and empty lists for the others. `run` is the name of the run, so that
-        the state of one is never used in another. `models` keeps the personal models, to be used at the site. With
-        `max_epsilon`, nothing is sent that would give away more."""
-        check_limit(task.privacy, max_epsilon)
+        the state of one is never used in another. `models` keeps the personal models, to be used at the site. `account`
+        is that of the site's uploads with noise, in all runs."""
         self.client, self.run, self.folder, self.models = client, run, folder, models
         store = partial(SiteStore, client=client, folder=folder / "state", run=run)
         self.clients = LocalClients(alg, task, task, seed, initial, store, metric=metric)
-        self.privacy: SitePrivacy | None = None
-        if task.privacy is not None:
-            self.privacy = SitePrivacy(folder, task.privacy, max_epsilon)
-            self.clients.noise = self.privacy.noise
+        self.privacy, self.account = task.privacy, account or SiteAccount(folder)
+        check_limit(self.privacy, self.account.limit)
         self.executor = executor or make_executor(alg, task, REFERENCE, task)
 
     @property
@@ -82,26 +80,43 @@ class Site:
                 f"the order is for client {message['client']} of run {message['run']}, but this is client "
                 f"{self.client} of run {self.run}"
             )
-        t, base, saved = (int(message[name]) for name in ("t", "base", "saved"))
-        results, up = [], {}
+        t, base, saved = (whole_number(message, name, NEVER) for name in ("t", "base", "saved"))
+        if not (saved <= base < t):
+            raise BadMessage(f"an order for round {t + 1} cannot begin from the state after round {base + 1}")
+        results: list[dict[str, Any]] = []
+        up: Tree = {}
         for number, job in enumerate(message["jobs"]):
             self.store.open(base)
             own = AGAIN if number and "shared" + AGAIN in message.trees else ""
             request = self._request(message, t, job, own)
+            if self.privacy is not None:
+                self.clients.noise = self.account.noise(self._digest(request, base))
             replies = self.clients.ask(request, self.executor)
-            results.append(_result(replies) if self.privacy is None else _withheld(replies))
             self._keep_scores(t, replies)
             if job["job"] == "evaluate":
-                self._keep_model(request, replies, int(message["best"]))
+                self._keep_model(request, replies, whole_number(message, "best", 0))
             if job["job"] == "train":
                 up = {name: _first(part) for name, part in replies.up.items()}
                 self._check_declared(up)
-                if self.privacy is not None and up:
-                    self.privacy.release(t, up)
+                try:
+                    if self.privacy is not None and up:
+                        self.account.release(self.run, t, up, self.privacy)
+                except UserError as error:  # what came before is sent
+                    up = {}
+                    results.append({"why": str(error).rstrip(".")})
+                    break
                 self.store.save(t, {base, saved} - {NEVER})
                 self._keep_report(t, replies.report)
+            results.append(_result(replies) if self.privacy is None else _withheld(replies))
         fields = {"run": self.run, "client": self.client, "t": t, "results": results}
         return Message(REPLY, fields, {"up": up} if up else {})
+
+    def _digest(self, request: ClientRequest, base: int) -> bytes:
+        """A digest of all that an upload is an answer to."""
+        made = hashlib.sha256(f"{self.run} {request.t} {base}".encode())
+        for v in leaves({"shared": request.shared, "parts": request.parts}):
+            made.update(v.cpu().contiguous().numpy().tobytes())
+        return made.digest()
 
     def _request(self, message: Message, t: int, job: dict[str, Any], own: str) -> ClientRequest:
         """What is asked of the client; the names of its downloads end with `own`."""

@@ -60,11 +60,13 @@ class SiteStore(ClientStore):
         self.trained[self.client] = trained
 
     def save(self, t: int, kept: Collection[int]) -> None:
-        """Keep the state as that after round t; of earlier ones only those in `kept` stay. Durable on return."""
+        """Keep the state as that after round t; of earlier ones only those in `kept` stay. Later ones stay, too: an
+        order may come late, when the server has gone on. Durable on return."""
         note = {"run": self.run, "client": self.client, "round": t, "trained": int(self.trained[self.client])}
         write_file(self._path(t), tensors_writer(named(self.rows), note))
-        for old in self.rounds() - {t, *kept}:
-            self._path(old).unlink()
+        for old in self.rounds() - set(kept):
+            if old < t:
+                self._path(old).unlink()
 
     def rounds(self) -> set[int]:
         """Rounds after which the state is here."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedloom.core.errors import UserError, oserror_as_user_error
 
 TEMPORARY = ".partial"
+PUBLIC, PRIVATE = 0o666, 0o600  # modes of files, of which the first is what the process's umask makes of it
 
 Writer = Callable[[BinaryIO], Any]  # writes the contents of a file
 
@@ -35,22 +36,23 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}{TEMPORARY}")
 
 
-def write_temporary(path: Path, writer: Writer) -> Path:
+def write_temporary(path: Path, writer: Writer, mode: int = PUBLIC) -> Path:
     """Write a file durably under its temporary name. What is there, such as a link, is removed and not followed."""
     temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
-    with open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b") as file:
+    with open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "w+b") as file:
         writer(file)
         file.flush()
         os.fsync(file.fileno())
     return temporary
 
 
-def write_file(path: Path, writer: Writer) -> None:
-    """Write a file atomically: it is replaced when it is complete, otherwise it stays as it was."""
+def write_file(path: Path, writer: Writer, mode: int = PUBLIC) -> None:
+    """Write a file atomically: it is replaced when it is complete, otherwise it stays as it was. `mode` says who may
+    read it."""
     try:
         with oserror_as_user_error(path):
-            os.replace(write_temporary(path, writer), path)
+            os.replace(write_temporary(path, writer, mode), path)
             sync_folder(path.parent)
     except BaseException:
         temporary_path(path).unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.cluster.actors import session
 from fedloom.config.files import ConfigDict
 from fedloom.config.resolve import Config, combine, describe, flat, resolve
 from fedloom.core.errors import UserError, check_path, unknown
@@ -177,29 +178,30 @@ def _train(
     }
     refused: dict[tuple[str, str], str] = {}
     total, number = sum(map(len, plans.values())), 0
-    for task in selection.tasks:
-        configs = same_division(plans[task.name])
-        left = {name: config for name, config in configs.items() if not _finished(out, task, name, config, seeds)}
-        number += len(configs) - len(left)
-        if not left:
-            continue
-        data = make_data(next(iter(left.values())))
-        for name, config in left.items():
-            number += 1
-            try:
-                make_task(config, data)
-            except UserError as error:  # the method does not fit this task
-                refused[task.name, name] = str(error)
+    with session():
+        for task in selection.tasks:
+            configs = same_division(plans[task.name])
+            left = {name: config for name, config in configs.items() if not _finished(out, task, name, config, seeds)}
+            number += len(configs) - len(left)
+            if not left:
                 continue
-            execute_group(
-                [config.with_seed(seed) for seed in seeds],
-                out=[_folder(out, task, name, seed) for seed in seeds],
-                resume=True,
-                callbacks=callbacks,
-                names=[f"{task.name} {name}"] * len(seeds),
-                number=(number, total),
-                data=data,
-            )
+            data = make_data(next(iter(left.values())))
+            for name, config in left.items():
+                number += 1
+                try:
+                    make_task(config, data)
+                except UserError as error:  # the method does not fit this task
+                    refused[task.name, name] = str(error)
+                    continue
+                execute_group(
+                    [config.with_seed(seed) for seed in seeds],
+                    out=[_folder(out, task, name, seed) for seed in seeds],
+                    resume=True,
+                    callbacks=callbacks,
+                    names=[f"{task.name} {name}"] * len(seeds),
+                    number=(number, total),
+                    data=data,
+                )
     if refused and len(refused) == total:
         raise UserError(next(iter(refused.values())))
     return refused

@@ -293,7 +293,8 @@ def _best(rounds: list[Row], column: str, direction: float = 1.0, loss: str | No
         return rounds[-1]
 
     def goodness(row: Row) -> tuple[float, float]:
-        return direction * row[column], -row[loss] if loss and math.isfinite(row[loss]) else -math.inf
+        value = -math.inf if math.isnan(row[column]) else direction * row[column]
+        return value, -row[loss] if loss and math.isfinite(row[loss]) else -math.inf
 
     return max(scored, key=goodness)
 

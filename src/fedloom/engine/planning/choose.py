@@ -41,13 +41,22 @@ def make_executor(alg: Algorithm, task: Task, plan: Plan, population: Task | Non
 
 
 def choose_executor(
-    alg: Algorithm, task: Task, population: Task, cohort: Cohort, eval_clients: int, mode: str = "auto", runs: int = 1
+    alg: Algorithm,
+    task: Task,
+    population: Task,
+    cohort: Cohort,
+    eval_clients: int,
+    mode: str = "auto",
+    runs: int = 1,
+    shards: int = 1,
 ) -> Executor:
     """The executor, with its plan, for rounds with cohorts like this one in which `eval_clients` clients are scored.
 
     `mode` is auto, stacked, stacked-eager (without traced graphs) or per-client; `runs` is the number of stacked runs.
+    `shards` is the number of such cohorts in a round, of which some may be computed at the same time by other
+    processes of this machine.
     """
-    option = _choose(Workload(alg, task, population, cohort, eval_clients), mode)
+    option = _choose(Workload(alg, task, population, cohort, eval_clients), mode, shards)
     reason = option.plan.reason if runs == 1 else f"for {runs} runs; {option.plan.reason}"
     executor = option.executor
     device, threads = task.data.device.type, torch.get_num_threads()
@@ -55,11 +64,11 @@ def choose_executor(
     return executor
 
 
-def _choose(load: Workload, mode: str) -> Option:
+def _choose(load: Workload, mode: str, shards: int) -> Option:
     why = "set by the user"
     if mode != "per-client":
         try:
-            return _best(load, mode)
+            return _best(load, mode, shards)
         except Exception as error:  # any operation of the method or the model may lack a vmap rule
             if mode != "auto":
                 raise
@@ -68,35 +77,36 @@ def _choose(load: Workload, mode: str) -> Option:
             found = describe_failure(error, method) or first_line
             log.warning("Clients are trained one by one, because they cannot be stacked: %s.", found)
             why = f"cannot be stacked: {found}"
-    option = _best_per_client(load)
+    option = _best_per_client(load, shards)
     return replace(option, plan=replace(option.plan, reason=why))
 
 
-def _best(load: Workload, mode: str) -> Option:
+def _best(load: Workload, mode: str, shards: int) -> Option:
     alg, task = load.alg, load.task
+    whole = replace(task, rounds=shards * task.rounds)  # what is traced once serves all shards
     captured = _captures(task)
     replay: Replay = "captured" if captured else "traced"
     seen: dict[str, ConvCase] = {}
     with convolutions(None, seen):
-        chunk = _chunk(load, {} if _custom_convolutions(task) else None)
+        chunk = _chunk(load, shards, {} if _custom_convolutions(task) else None)
     if mode != "auto":
         replay = "eager" if mode == "stacked-eager" else replay
         plan = Plan("stacked", replay, chunk=chunk, convolutions={} if seen else None, reason="set by the user")
         return Option(plan, make_executor(alg, task, plan, load.population), 0.0)
-    per_client = _best_per_client(load)
+    per_client = _best_per_client(load, shards)
     scoring = faster_scoring(load)
     stacked: list[Option] = []
     left_out: list[str] = []
 
     def pays(name: str, price: float, share: float) -> bool:
-        gain = share * stacked[-1].seconds * task.rounds
+        gain = share * stacked[-1].seconds * whole.rounds
         if gain < REQUIRED_GAIN * price:
             left_out.append(f"; not {name}: {price:.2g} s to save {gain:.2g} s at most")
         return gain >= REQUIRED_GAIN * price
 
     if not captured:
         stacked.append(measure_stacked(load, Plan("stacked", "eager", scoring, chunk)))
-    if captured or min(o.seconds for o in (per_client, *stacked)) * task.rounds > TRACE_PAYS:
+    if captured or min(o.seconds for o in (per_client, *stacked)) * whole.rounds > TRACE_PAYS:
         plan = Plan("stacked", replay, scoring, chunk, convolutions={} if seen else None)
         stacked.append(measure_stacked(load, plan))
         if seen and pays("tuned", _tuning_seconds(seen.values()), TUNING_SAVES):
@@ -105,8 +115,8 @@ def _best(load: Workload, mode: str) -> Option:
             stacked.append(measure_stacked(load, replace(stacked[-1].plan, convolutions=found)))
         if captured and pays("compiled", stacked[-1].compiling, COMPILER_SAVES):
             stacked.append(measure_stacked(load, replace(stacked[-1].plan, compiled=True)))
-    best = min(stacked, key=lambda option: option.total(task))
-    if best.total(task) > MARGIN * per_client.total(task):
+    best = min(stacked, key=lambda option: option.total(whole))
+    if best.total(whole) > MARGIN * per_client.total(whole):
         best = per_client
     rates = ", ".join(f"{_label(o.plan)} {o.seconds:.3g} s" for o in (per_client, *stacked))
     return replace(best, plan=replace(best.plan, reason=f"expected per round: {rates}{''.join(left_out)}"))
@@ -127,7 +137,7 @@ def _tuning_seconds(cases: Iterable[ConvCase]) -> float:
     return SECONDS_PER_ALGO * sum(len(candidates(case)) for case in cases)
 
 
-def _best_per_client(load: Workload) -> Option:
+def _best_per_client(load: Workload, shards: int) -> Option:
     """With all threads for one client after another, or with clients in parallel threads; traced where it pays."""
     task = load.task
     best, workers = measure_per_client(load, PER_CLIENT), min(torch.get_num_threads(), len(load.cohort))
@@ -136,13 +146,14 @@ def _best_per_client(load: Workload) -> Option:
     if workers > 1:
         parallel = measure_per_client(load, replace(PER_CLIENT, workers=workers))
         best = parallel if parallel.seconds < MARGIN * best.seconds else best
-    if best.seconds * task.rounds > TRACE_PAYS:
+    whole = replace(task, rounds=shards * task.rounds)
+    if best.seconds * whole.rounds > TRACE_PAYS:
         try:
             traced = measure_per_client(load, replace(best.plan, replay="traced"))
         except Exception:  # any operation may lack what tracing needs
             log.info("A client's step cannot be traced.", exc_info=True)
             return best
-        best = min(best, traced, key=lambda option: option.total(task))
+        best = min(best, traced, key=lambda option: option.total(whole))
     return best
 
 
@@ -153,10 +164,13 @@ def _label(plan: Plan) -> str:
     return f"per-client ({', '.join(notes)})" if notes else plan.mode
 
 
-def _chunk(load: Workload, conv_algos: dict[str, Algo] | None = None) -> int:
-    """How many clients fit memory together, from what two of them take."""
+def _chunk(load: Workload, shards: int, conv_algos: dict[str, Algo] | None = None) -> int:
+    """How many clients fit memory together, from what two of them take. Main memory is shared with other shards: as if
+    all were computed at once, so that results do not depend on how many are."""
     few = load.cohort.rows(np.arange(min(2, len(load.cohort))))
     each = dry_run(load.alg, load.task, few, conv_algos) / len(few)
-    fit = max(1, int(MEMORY_SHARE * available_memory(load.task.data.device) / each))
+    device = load.task.data.device
+    share = MEMORY_SHARE / (shards if device.type == "cpu" else 1)
+    fit = max(1, int(share * available_memory(device) / each))
     chunks = -(-len(load.cohort) // fit)
     return -(-len(load.cohort) // chunks)

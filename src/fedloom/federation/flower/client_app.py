@@ -22,17 +22,18 @@ def make_app(host: Host) -> ClientApp:
 
     @app.query()
     def answer(message: Message, context: Context) -> Message:
-        return Message(to_records(*encode_parts(_answer(host, message))), reply_to=message)
+        return Message(to_records(*_answer(host, message)), reply_to=message)
 
     return app
 
 
-def _answer(host: Host, message: Message) -> SiteMessage:
+def _answer(host: Host, message: Message) -> tuple[str, bytes]:
     """The site's answer. A failure that nobody foresaw is told without its text, which may quote data."""
     try:
-        return host.handle(decode_parts(*from_records(message.content)))
+        return encode_parts(host.handle(decode_parts(*from_records(message.content))))
     except (NotAMessage, BadMessage) as error:
-        return SiteMessage(FAILURE, {"why": str(error)})
+        why = str(error)
     except Exception as error:
         log.exception("A message could not be answered.")
-        return SiteMessage(FAILURE, {"why": f"its program failed with {type(error).__name__}, of which it says more"})
+        why = f"its program failed with {type(error).__name__}, of which it says more"
+    return encode_parts(SiteMessage(FAILURE, {"why": why}))

@@ -87,12 +87,6 @@ def in_pem(key: bytes) -> bytes:
     return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Replace a file by one that only its owner reads."""
-    path.unlink(missing_ok=True)
-    _write(path, data, PRIVATE)
-
-
 def client_of(folder: Path) -> int:
     """The client of a site's folder; raises UserError if the folder is none."""
     path = folder / SITE_FILE

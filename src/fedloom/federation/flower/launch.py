@@ -31,12 +31,11 @@ from fedloom.federation.flower.processes import (
 from fedloom.federation.flower.server_app import END_FILE, JOB_FILE
 from fedloom.federation.host import Host
 from fedloom.runs.folders import exclusive_lock
-from fedloom.storage.files import json_writer, make_folder, write_file
+from fedloom.storage.files import PRIVATE, json_writer, make_folder, text_writer, write_file
 
 log = logging.getLogger("fedloom")
 
-REGISTERED = "registered.json"  # in the folder of a server: keys that Flower knows already
-SECRET = "secret"  # likewise: what programs of this machine must know to use the SuperLink
+SECRET = "secret"  # in the folder of a server: what programs of this machine must know to use the SuperLink
 LINK_LOG, EXEC_LOG = "superlink.log", "superexec.log"
 APP = """\
 [project]
@@ -78,7 +77,7 @@ class Server:
         if answers(self.port):
             raise UserError(f"Port {self.port} of this machine is in use; give another with --port.")
         make_folder(self.folder / "flwr")
-        keys.write_private(self.folder / SECRET, secrets.token_hex(32).encode())
+        write_file(self.folder / SECRET, text_writer(secrets.token_hex(32)), PRIVATE)
         env = environment(self.folder)
         secret = ["--superexec-auth-secret-file", str(self.folder / SECRET)]
         link = [
@@ -113,14 +112,9 @@ class Server:
 
     def register(self, control: Control) -> None:
         """Let those sites take part whose public keys are here."""
-        done = self.folder / REGISTERED
-        registered = json.loads(done.read_text()) if done.exists() else {}
-        for path in sorted((self.folder / keys.SITES).glob("client-*.pub")):
-            name, key = node_name(int(path.stem.removeprefix("client-"))), path.read_text()
-            if registered.get(name) != key:
-                control.register(keys.in_pem(key.encode()), name)
-                registered[name] = key
-                write_file(done, json_writer(registered))
+        paths = sorted((self.folder / keys.SITES).glob("client-*.pub"))
+        clients = {int(path.stem.removeprefix("client-")): keys.in_pem(path.read_bytes()) for path in paths}
+        control.register({node_name(client): key for client, key in clients.items()})
 
     def carry_out(self, job: Mapping[str, Any], watch: Callable[[], None] = lambda: None) -> None:
         """Carry out a job from beginning to end; `watch` is called every few seconds. What ends it early can be

@@ -8,14 +8,17 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 
+import httpx
 from flwr.app import Message as FlowerMessage
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
+from fedloom.core.errors import printable
 from fedloom.federation.flower.codec import NotAMessage, from_records, to_records
 from fedloom.federation.flower.status import Sites
 from fedloom.federation.kinds import FAILURE
 from fedloom.federation.messages import BadMessage, Message, decode_parts, encode_parts
+from fedloom.federation.replies import MAX_TEXT, said
 
 log = logging.getLogger("fedloom")
 
@@ -66,10 +69,11 @@ class FlowerLink:
             if self.status is not None and nodes:
                 self.status.connected(nodes)
                 self.status.asked(ready)
-            for answer in self.grid.pull_messages(list(sent)) if sent else ():
-                client = sent.pop(answer.metadata.reply_to_message_id, None)
-                if client is not None:
-                    found = answers[client] = _read(answer)
+            for number, client in list(sent.items()):
+                found = self._pull(number)
+                if found is not None:
+                    del sent[number]
+                    answers[client] = found
                     if self.status is not None:
                         self.status.answered(client, _problem(found))
             if waiting or sent:
@@ -80,6 +84,19 @@ class FlowerLink:
             if self.status is not None:
                 self.status.answered(client, why)
         return answers | missing
+
+    def _pull(self, number: str) -> Message | str | None:
+        """The answer to a message, or why there is none; None if it is still awaited. Answers are fetched one by one,
+        since one that cannot be read would take others with it."""
+        try:
+            for answer in self.grid.pull_messages([number]):
+                return _read(answer)
+        except httpx.HTTPError:  # of the server's own programs
+            raise
+        except Exception as error:
+            log.debug("An answer cannot be read.", exc_info=error)
+            return f"its answer cannot be read ({type(error).__name__})"
+        return None
 
     def _push(self, messages: Mapping[int, tuple[int, Message]], ttl: float) -> dict[str, int]:
         """Ids of messages that were sent, and their clients."""
@@ -98,12 +115,12 @@ class FlowerLink:
 def _problem(found: Message | str) -> str:
     if isinstance(found, str):
         return found
-    return str(found.fields.get("why", "")) if found.kind == FAILURE else ""
+    return said(found) if found.kind == FAILURE else ""
 
 
 def _read(answer: FlowerMessage) -> Message | str:
     if answer.has_error():
-        return f"its site failed ({answer.error.reason or f'code {answer.error.code}'})".splitlines()[0][:500]
+        return printable(f"its site failed ({answer.error.reason or f'code {answer.error.code}'})"[:MAX_TEXT])
     try:
         return decode_parts(*from_records(answer.content))
     except (NotAMessage, BadMessage) as error:

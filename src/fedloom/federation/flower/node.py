@@ -41,8 +41,6 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_push_object_fn_protobuf,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
     pull_and_inflate_object_from_tree,
     push_objects,
 )
@@ -162,8 +160,10 @@ def _said_plainly() -> Iterator[None]:
         raise ConnectionEnded(_refusal(error.response)) from None
     except httpx.TransportError as error:
         raise ConnectionEnded(str(error) or type(error).__name__) from None
-    except (ObjectPullError, ObjectPushError, ValueError, TypeError, RuntimeError) as error:
-        raise ConnectionEnded(f"a message could not be carried over: {error}") from None
+    except ConnectionEnded:
+        raise
+    except Exception as error:  # of many kinds, where bytes are not what they should be
+        raise ConnectionEnded(f"a message could not be carried over: {type(error).__name__} {error}") from None
 
 
 def _refusal(response: httpx.Response) -> str:

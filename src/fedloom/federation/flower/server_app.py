@@ -10,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedloom.config.resolve import resolve
 from fedloom.core.errors import UserError
+from fedloom.core.preprocessing import Preprocessing
 from fedloom.federation.flower.link import FlowerLink
 from fedloom.federation.flower.status import Sites
 from fedloom.federation.serve import Server, Terms
@@ -32,7 +33,8 @@ def main(grid: Grid, context: Context) -> None:
         if job["clients"] is None:
             server.run(resolve(job["config"]), out=out, resume=True)
         else:
-            server.run_on_own_data(job["config"], job["clients"], out=out, resume=True)
+            schema = None if job.get("schema") is None else Preprocessing.from_json(job["schema"])
+            server.run_on_own_data(job["config"], job["clients"], out=out, resume=True, schema=schema)
         error = None
     except UserError as wrong:
         error = str(wrong)

@@ -36,7 +36,7 @@ from fedloom.federation.flower.keys import SITES, in_pem
 FLEET = "/v1/fleet/"
 HERE = ("127.0.0.1", "::1")  # addresses from which programs of this machine come
 PART_LIMIT = PART_BYTES + (1 << 20)  # bytes of a request: a part of an array, or less
-TREE_LIMIT = 256 * MAX_OBJECTS  # bytes of the list of a message's parts
+TREE_LIMIT = 80 * MAX_OBJECTS + (16 << 10)  # bytes of the list of a message's parts
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
