@@ -9,6 +9,7 @@ from helpers import SingleRun, make_task, method
 
 from fedloom.cluster.actors import RayActors, pickled
 from fedloom.cluster.clients import ShardedClients
+from fedloom.cluster.worker import Worker
 from fedloom.core.tree import leaves
 from fedloom.engine.client_store import MemoryStore
 from fedloom.engine.plan import Plan
@@ -38,6 +39,36 @@ class Actors(RayActors):
             self.handles[victim].do.remote(name, *arguments[victim])
             os.kill(process, signal.SIGKILL)
         return super().call(name, arguments)
+
+
+class LocalActors:
+    """Actors in this process, for what does not need Ray."""
+
+    def __init__(self, count):
+        self.workers = [Worker() for _ in range(count)]
+        self.ends = lambda name, *arguments: False  # whether an actor ends when it is called so; then never again
+
+    def __len__(self):
+        return len(self.workers)
+
+    def put(self, value):
+        return value
+
+    def get(self, reference):
+        return reference
+
+    def call(self, name, arguments):
+        results = {}
+        for i, given in arguments.items():
+            if self.ends(name, *given):
+                self.ends = lambda name, *arguments: False
+            else:
+                results[i] = self.workers[i].do(name, *given)[0]
+        return results
+
+    def replace(self, i):
+        self.workers[i].clear()
+        self.workers[i] = Worker()
 
 
 def algorithm(name, **settings):

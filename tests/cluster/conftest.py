@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
-from actors import Actors
+from actors import Actors, LocalActors
 
 from fedloom.cluster.actors import session
 
@@ -14,3 +14,17 @@ def actors():
     """`actors(n)` are n processes."""
     with session():
         yield Actors
+
+
+@pytest.fixture
+def local_actors():
+    """`local_actors(n)` are n actors in this process."""
+    made = []
+
+    def make(count):
+        made.append(LocalActors(count))
+        return made[-1]
+
+    yield make
+    for worker in reversed([worker for each in made for worker in each.workers]):
+        worker.clear()  # they change how the process logs and computes

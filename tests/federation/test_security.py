@@ -2,6 +2,7 @@
 completed by those who may take part. `test_hostile_input.py` has what needs no processes."""
 
 import datetime
+import re
 import shutil
 import socket
 import ssl
@@ -24,7 +25,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedloom import load
 from fedloom.federation.flower import keys
-from fedloom.federation.flower.launch import APP, PID_FILE, SECRET
+from fedloom.federation.flower.launch import APP, EXEC_LOG, PID_FILE
 from fedloom.federation.flower.processes import environment, program
 
 pytestmark = pytest.mark.federation
@@ -150,12 +151,12 @@ def test_strangers_cannot_run_programs_at_the_server(where, tmp_path):
         name = address if where == "elsewhere" else "localhost"
         about = f'address = "{name}:{deployment.port}"\nroot-certificates = "{certificate}"\n'
         (folder / "flwr" / "config.toml").write_text(f"[superlink.victim]\n{about}")
-        (folder / "app" / "pyproject.toml").write_text(APP.replace("fedloom.federation.flower.server_app", "attack"))
+        (folder / "app" / "pyproject.toml").write_text(re.sub(r'= "fedloom\.[^:]*:\w+"', '= "attack:app"', APP))
         (folder / "app" / "attack.py").write_text(ATTACK.format(trace=str(trace)))
         try:
             deployment.serve("fedavg", "--dataset", "digits", "--rounds", "1", inside=there)
-            wait((deployment.keys / "server" / SECRET).exists, lambda: deployment.said("server"))
-            time.sleep(START_SECONDS)
+            started = (deployment.keys / "server" / EXEC_LOG).with_suffix(".pid")
+            wait(started.exists, lambda: deployment.said("server"))
             line = [
                 *{"elsewhere": elsewhere, "there": there}[where],
                 program("flwr"),
@@ -167,6 +168,8 @@ def test_strangers_cannot_run_programs_at_the_server(where, tmp_path):
             time.sleep(0 if done.returncode else START_SECONDS)
             assert not trace.exists(), done.stdout
             assert done.returncode, done.stdout
+            refusal = {"elsewhere": "403 Forbidden", "there": "Authentication failed"}[where]
+            assert refusal in done.stdout + done.stderr
         finally:
             deployment.stop()
 

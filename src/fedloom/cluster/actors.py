@@ -72,13 +72,11 @@ class _Session:
     def take(self, count: int, on_gpus: bool) -> list[Any]:
         """So many actors, each with a GPU or none."""
         kind = "GPU" if on_gpus else "CPU"
-        most = self.resources(kind)
+        there = self.resources(kind)
         if not on_gpus and self.local:  # a few may share a core, but each takes memory
-            most = max(most, USUAL)
-        if count > most:
-            raise UserError(
-                f"actors={count} needs as many {kind}s, but Ray has {self.resources(kind)}; use {most} actors or fewer."
-            )
+            there = max(there, USUAL)
+        if count > there:
+            raise UserError(f"actors={count} is more than Ray has {kind}s for; use actors={there} or fewer.")
         if on_gpus != self.on_gpus:
             self.end_actors()
         self.on_gpus = on_gpus
@@ -129,8 +127,8 @@ class _Session:
 
 @contextmanager
 def _same_signal_handlers() -> Iterator[None]:
-    """Context after which signals are handled as before: Ray ends the program at SIGTERM, but a run saves a checkpoint
-    first."""
+    """Context after which signals are handled as before, if the program does it itself: a run saves a checkpoint at
+    SIGTERM, for which Ray sets a handler that ends the program, and Ray's processes."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread can handle signals, and Ray knows that
         return
@@ -139,13 +137,14 @@ def _same_signal_handlers() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # None was not set by Python, and cannot be set by it
+            if handler not in (signal.SIG_DFL, None):  # None was not set by Python, and cannot be set by it
                 signal.signal(number, handler)
 
 
 def _first_line(error: Exception) -> str:
+    """The first sentence of an error's message."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return line.rstrip(".:")
+    return line.split(". ")[0].rstrip(".:")
 
 
 def pickled(setup: RunSetup) -> bytes:

@@ -29,7 +29,8 @@ from fedloom.metrics.registry import Metric
 log = logging.getLogger("fedloom")
 
 REPLACEMENTS = 3  # of actors, for one request
-MOST_ROUNDS, MOST_BYTES = 50, 256 << 20  # that a new actor repeats and is sent again; or as much as all clients' state
+MOST_ROUNDS = 50  # that a new actor repeats
+MOST_BYTES = 256 << 20  # that are kept for it; more where the state of all clients is larger
 LOOKED_AT = 10  # first rounds, whose largest part of a shard the plan is made for
 
 

@@ -11,14 +11,7 @@ from typing import Self
 import httpx
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    UnregisterNodeRequest,
-)
-from flwr.supercore.constant import NodeStatus
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
@@ -44,23 +37,10 @@ class Control:
     def __exit__(self, *error: object) -> None:
         self.client.close()
 
-    def register(self, keys: Mapping[str, bytes]) -> None:
-        """Let sites take part under these names, which have these public keys, and no others."""
+    def register(self, key: bytes, name: str) -> None:
+        """Let the site with this public key take part under a name."""
         with _said_plainly():
-            nodes = self.client.ListNodes(ListNodesRequest()).nodes_info
-            active = {node.public_key: node for node in nodes if node.status != NodeStatus.UNREGISTERED}
-            for key, node in active.items():
-                if keys.get(node.name) != key:
-                    self.client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
-            used = {node.public_key for node in nodes}
-            for name, key in keys.items():
-                if key in used and (key not in active or active[key].name != name):
-                    raise UserError(
-                        f"The key of {name} was used before, and Flower takes no key twice; make another: remove "
-                        f"sites/{name}.pub, and run 'fedloom keys'."
-                    )
-                if key not in used:
-                    self.client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+            self.client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
 
     def start(self, app: str, values: Mapping[str, str]) -> int:
         """Start a run of an app that is described in a pyproject.toml, with some of its values; returns Flower's number

@@ -36,6 +36,7 @@ from fedloom.storage.files import PRIVATE, json_writer, make_folder, text_writer
 log = logging.getLogger("fedloom")
 
 SECRET = "secret"  # in the folder of a server: what programs of this machine must know to use the SuperLink
+DATABASE = "superlink.db"  # Flower's: what it has to deliver, and to whom; FedLoom continues without it
 LINK_LOG, EXEC_LOG = "superlink.log", "superexec.log"
 APP = """\
 [project]
@@ -53,7 +54,7 @@ clientapp = "fedloom.federation.flower.client_app:make_app"
 [tool.flwr.app.config]
 fedloom-server = ""
 """
-RETRY_SECONDS = 5.0
+RETRY_SECONDS = 2.0
 PID_FILE = "join.pid"  # in the folder of a site, while its program runs
 WATCH_SECONDS = 0.5
 STATUS_SECONDS = 5.0  # between two questions whether Flower's run has ended
@@ -76,6 +77,8 @@ class Server:
             stop_left_behind(path)
         if answers(self.port):
             raise UserError(f"Port {self.port} of this machine is in use; give another with --port.")
+        for path in self.folder.glob(f"{DATABASE}*"):  # for which the sites of an earlier run were still there
+            path.unlink()
         make_folder(self.folder / "flwr")
         write_file(self.folder / SECRET, text_writer(secrets.token_hex(32)), PRIVATE)
         env = environment(self.folder)
@@ -84,7 +87,7 @@ class Server:
             sys.executable, "-m", "fedloom.federation.flower.superlink", "--host", self.host, "--port", str(self.port),
             "--ssl-ca-certfile", authority, "--ssl-certfile", str(self.folder / keys.SERVER_CERTIFICATE),
             "--ssl-keyfile", str(self.folder / keys.SERVER_KEY), "--enable-supernode-auth",
-            "--database", str(self.folder / "superlink.db"), "--isolation", "process", *secret,
+            "--database", str(self.folder / DATABASE), "--isolation", "process", *secret,
         ]  # fmt: skip
         with started(link, env, output) as process:
             wait_for(lambda: answers(self.port), process, "The SuperLink", output)
@@ -112,9 +115,8 @@ class Server:
 
     def register(self, control: Control) -> None:
         """Let those sites take part whose public keys are here."""
-        paths = sorted((self.folder / keys.SITES).glob("client-*.pub"))
-        clients = {int(path.stem.removeprefix("client-")): keys.in_pem(path.read_bytes()) for path in paths}
-        control.register({node_name(client): key for client, key in clients.items()})
+        for path in sorted((self.folder / keys.SITES).glob("client-*.pub")):
+            control.register(keys.in_pem(path.read_bytes()), node_name(int(path.stem.removeprefix("client-"))))
 
     def carry_out(self, job: Mapping[str, Any], watch: Callable[[], None] = lambda: None) -> None:
         """Carry out a job from beginning to end; `watch` is called every few seconds. What ends it early can be
