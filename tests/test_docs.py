@@ -1,5 +1,6 @@
 """Every method has a page that names its settings and no others, the index has it, and links lead to files."""
 
+import importlib.util
 import re
 import typing
 from collections.abc import Iterator
@@ -127,6 +128,13 @@ def test_the_index_has_every_method_once_with_what_is_shared_and_private():
     assert sorted(name for name, *_ in rows) == sorted(methods())
     for name, shared, private, _ in rows:
         assert (shared, private) == (ALGORITHMS[name].shared, ALGORITHMS[name].private), name
+
+
+def test_what_is_sent_is_what_the_methods_declare():
+    spec = importlib.util.spec_from_file_location("make_what_is_sent", ROOT / "tools" / "make_what_is_sent.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.PAGE.read_text() == tool.page(), "run tools/make_what_is_sent.py"
 
 
 @pytest.mark.parametrize("file", TEXTS, ids=lambda file: str(file.relative_to(ROOT)))

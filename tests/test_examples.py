@@ -64,6 +64,7 @@ EXCEPTIONS = {  # first line of an example -> why it is not carried out
 }
 
 PROGRAMS = ("fedloom", "make", "pip", "pytest", "python")  # that a Reader knows
+FEDERATION = ("join", "serve", "status")  # commands that need a server and sites
 COMMANDS = ("", "sh", "bash", "console")  # languages of blocks with commands
 SHOWN = ("text", "csv")  # languages of blocks with nothing to carry out
 
@@ -253,6 +254,10 @@ class Reader:
         return known or word
 
     def run_fedloom(self, words: list[str], shows: str = "") -> None:
+        if words[0] in FEDERATION and "--dry-run" not in words:  # tests/federation has servers and sites
+            context = typer.main.get_command(fedloom.cli.commands.app).make_context("fedloom", list(words))
+            context.command.get_command(context, words[0]).make_context(words[0], words[1:], parent=context)
+            return
         try:
             code, out, err = run_cli(self.monkeypatch, self.capsys, *words)
         except NotTrained:

@@ -44,17 +44,19 @@ def test_a_deployment_gives_the_bits_of_one_process(deployment):
 def test_sites_and_server_that_are_killed_change_nothing(deployment):
     for i in range(SITES):
         deployment.join(i)
-    command = ("ditto", "--dataset", "digits", "--rounds", "5", "--deadline", "120", "--repeats", "5")
+    rounds = 15
+    command = ("ditto", "--dataset", "digits", "--rounds", str(rounds), "--deadline", "120", "--repeats", "5")
     deployment.serve(*command)
     deployment.wait_for_round(1)
     deployment.kill("site-1")
     time.sleep(1)
     deployment.join(1)
-    deployment.wait_for_round(3)
+    deployment.wait_for_round(5)
     deployment.kill("server")
     time.sleep(1)
+    assert deployment.rounds() < rounds
     deployment.completed(deployment.serve(*command))
-    same_rounds(load(deployment.out), reference("ditto", rounds=5))
+    same_rounds(load(deployment.out), reference("ditto", rounds=rounds))
 
 
 def test_sites_train_on_data_of_their_own(deployment):

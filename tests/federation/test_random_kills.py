@@ -19,8 +19,8 @@ pytestmark = pytest.mark.federation
 
 KILLS = int(os.environ.get("FEDLOOM_KILLS", "3"))
 SEED = int(os.environ.get("FEDLOOM_SEED") or random.SystemRandom().randrange(10**6))
-ROUNDS = max(8, KILLS)
-ROUND_SECONDS = 12.0  # about
+ROUNDS = 4 * max(8, KILLS)
+ROUND_SECONDS = 2.0  # about
 AWAY = 3.0  # seconds for which what was killed may stay away
 METHOD = "ditto"  # both sides keep state
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
     Base = object
 
-GROUPS = ("Sites", "Task", "Training", "Evaluation", "Execution", "Results", "Settings", "Other", "Options")
+GROUPS = ("Sites", "Dry run", "Task", "Training", "Evaluation", "Execution", "Results", "Settings", "Other", "Options")
 COLUMN = 26  # characters of an option and its value; the help of a longer one begins in the next line
 NEAR = 0.75  # similarity from which a name is suggested in place of another
 # what other programs call options that are not settings of a run

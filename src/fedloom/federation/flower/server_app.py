@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from pathlib import Path
 
 from flwr.app import Context
@@ -14,10 +15,11 @@ from fedloom.core.preprocessing import Preprocessing
 from fedloom.federation.flower.link import FlowerLink
 from fedloom.federation.flower.status import Sites
 from fedloom.federation.serve import Server, Terms
-from fedloom.storage.files import json_writer, write_file
+from fedloom.storage.files import json_writer, text_writer, write_file
 
 JOB_FILE = "job.json"  # in the folder of a server: configuration, terms, and where the results go
 END_FILE = "end.json"  # there when the run has ended, with the sentence that says why if it has failed
+FAILURE_FILE = "failure.txt"  # where Python was when something failed that nobody foresaw
 
 app = ServerApp()
 
@@ -40,7 +42,8 @@ def main(grid: Grid, context: Context) -> None:
         error = str(wrong)
         raise
     except Exception as wrong:
-        error = f"The server's program has failed with {type(wrong).__name__}: {wrong}; see {folder / 'superexec.log'}."
+        write_file(folder / FAILURE_FILE, text_writer(traceback.format_exc()))
+        error = f"The server's program has failed with {type(wrong).__name__}: {wrong}; see {folder / FAILURE_FILE}."
         raise
     finally:
         write_file(folder / END_FILE, json_writer({"error": error}))
