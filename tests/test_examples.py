@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 import tomllib
@@ -46,6 +47,9 @@ from fedloom.core.federation import Federation
 from fedloom.data import dataset, fetch
 from fedloom.data.dataset import DATASETS
 from fedloom.data.partitions import PARTITIONS
+from fedloom.federation.host import Host
+from fedloom.federation.links import InProcess
+from fedloom.federation.serve import Server
 from fedloom.metrics import registry
 from fedloom.models.zoo import MODELS
 from fedloom.studies import execute, reproduce, study
@@ -419,9 +423,25 @@ def without_mistakes() -> None:
     write(Path("hospitals.csv"), with_mistakes().replace("rome", "Rome").replace("high", "148"))
 
 
+def site() -> None:
+    """What a site has: its folder and its data."""
+    shutil.copytree("federation/site-0", "site-0")
+    write(Path("patients.csv"), hospitals("age,sex,pressure,label"))
+    write(Path("public.csv"), hospitals("age,sex,pressure,diagnosis"))
+
+
+def trained_site() -> None:
+    """A site that has taken part in a run, and what its models are used for."""
+    local = {"dataset": {"name": "own", "path": "patients.csv"}, "device": "cpu"}
+    hosts = {i: Host(i, Path(f"site-{i}/runs"), local) for i in range(2)}
+    Server(InProcess(hosts)).run_on_own_data({"algorithm": "fedrep", "rounds": 1}, 2)
+    write(Path("new-patients.csv"), hospitals("age,sex,pressure", 5))
+
+
 FILES: dict[str, dict[str, Files]] = {  # page -> start of an example, or "" for the first -> what is written before it
     "README.md": {"": readme},
     "docs/new-method.md": {"": own_method},
+    "docs/federation.md": {"fedloom join site-0 --dataset": site, "fedloom predict": trained_site},
     "docs/comparisons.md": {"": own_method},
     "docs/trained-models.md": {"": trained_models},
     "docs/own-data.md": {

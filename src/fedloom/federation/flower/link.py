@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import httpx
 from flwr.app import Message as FlowerMessage
 from flwr.app import MessageType
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from fedloom.core.errors import printable
@@ -39,9 +40,9 @@ class FlowerLink:
         """`status` is told what is sent and what comes back, for people to read."""
         self.grid, self.sleep, self.status = grid, sleep, status
 
-    def nodes(self) -> dict[int, int]:
+    def nodes(self) -> dict[int, NodeInfo]:
         """The node of every client that is there."""
-        found: dict[int, int] = {}
+        found: dict[int, NodeInfo] = {}
         twice = set()
         for node in self.grid.get_nodes():
             match = NODE_NAME.fullmatch(node.name)
@@ -50,7 +51,7 @@ class FlowerLink:
             client = int(match[1])
             if client in found:
                 twice.add(client)
-            found[client] = node.node_id
+            found[client] = node
         for client in twice:  # no name is given twice, unless somebody registered keys by hand
             log.warning("Two nodes are registered as client %d; neither is used.", client)
             del found[client]
@@ -61,12 +62,14 @@ class FlowerLink:
         end = time.monotonic() + deadline
         waiting = dict(messages)
         sent: dict[str, int] = {}  # id of a message -> client
+        began: dict[int, str] = {}  # client -> since when its site had been connected when it was sent to
         answers: dict[int, Message | str] = {}
         while time.monotonic() < end and (waiting or sent):
-            nodes = self.nodes() if waiting else {}
+            nodes = self.nodes()
             ready = {i: waiting.pop(i) for i in list(waiting) if i in nodes}
-            sent |= self._push({nodes[i]: (i, message) for i, message in ready.items()}, end - time.monotonic())
-            if self.status is not None and nodes:
+            began |= {i: nodes[i].last_activated_at for i in ready}
+            sent |= self._push({nodes[i].node_id: (i, message) for i, message in ready.items()}, end - time.monotonic())
+            if self.status is not None:
                 self.status.connected(nodes)
                 self.status.asked(ready)
             for number, client in list(sent.items()):
@@ -76,6 +79,9 @@ class FlowerLink:
                     answers[client] = found
                     if self.status is not None:
                         self.status.answered(client, _problem(found))
+                elif client in nodes and nodes[client].last_activated_at != began[client]:
+                    del sent[number]  # the site has started again, and knows nothing of the message
+                    waiting[client] = messages[client]
             if waiting or sent:
                 self.sleep(POLL)
         late = f"no answer within {deadline:g} s"

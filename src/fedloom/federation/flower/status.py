@@ -45,6 +45,8 @@ class Sites:
 
     def asked(self, messages: dict[int, Message]) -> None:
         """These messages were sent."""
+        if not messages:
+            return
         for i, message in messages.items():
             self._change(i, asked=_what(message), since=time.time())
         self._write()
