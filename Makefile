@@ -1,12 +1,12 @@
 # install: a virtual environment with the tested versions. demo: the main job. test: style, types, tests.
 # test-federation: a server and sites as processes, for minutes. soak-federation: the same, of which 20 are killed at
-# random moments. fuzz: random input, until it finds a mistake or is stopped.
+# random moments. fuzz: random input, until it finds a mistake or is stopped. docs: the documentation site, in build/site.
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test test-federation soak-federation fuzz clean
+.PHONY: install demo test test-federation soak-federation fuzz docs clean
 
 install: $(READY)
 
@@ -33,6 +33,9 @@ soak-federation: $(READY)
 
 fuzz: $(READY)
 	while FEDLOOM_FUZZ=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/fuzz; do :; done
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

@@ -39,13 +39,13 @@ from fedloom.cluster.shards import usual_number
 from fedloom.config.keywords import from_keywords
 from fedloom.core.algorithm import ALGORITHMS
 from fedloom.core.task import Task
+from fedloom.deployment.flower.keys import make_keys
+from fedloom.deployment.host import Host
+from fedloom.deployment.links import InProcess
+from fedloom.deployment.messages import decode
+from fedloom.deployment.serve import Server, Terms
 from fedloom.engine.run_group import RunGroup
 from fedloom.engine.simulation import Simulation
-from fedloom.federation.flower.keys import make_keys
-from fedloom.federation.host import Host
-from fedloom.federation.links import InProcess
-from fedloom.federation.messages import decode
-from fedloom.federation.serve import Server, Terms
 from fedloom.models.zoo import MODELS
 from fedloom.nn.network import Network
 

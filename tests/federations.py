@@ -8,13 +8,13 @@ from helpers import make_federation, make_task, method
 
 from fedloom.core.keys import root
 from fedloom.core.tree import leaves
+from fedloom.deployment.links import InProcess
+from fedloom.deployment.remote import RemoteClients
+from fedloom.deployment.site import Site
 from fedloom.engine.clients import initial_state
 from fedloom.engine.planning.choose import REFERENCE
 from fedloom.engine.run_group import RunGroup
 from fedloom.engine.simulation import Simulation
-from fedloom.federation.links import InProcess
-from fedloom.federation.remote import RemoteClients
-from fedloom.federation.site import Site
 
 SEED = 3
 SIZES = (7, 12, 21)

@@ -11,9 +11,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedloom.federation.flower import server_app
-from fedloom.federation.flower.client_app import make_app
-from fedloom.federation.flower.link import node_name
+from fedloom.deployment.flower import server_app
+from fedloom.deployment.flower.client_app import make_app
+from fedloom.deployment.flower.link import node_name
 
 CODE_CLIENT_FAILED = 6
 

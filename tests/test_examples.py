@@ -6,7 +6,8 @@ results, commands are checked up to the first round.
 
 What a block is follows from the language after its fence: `python` is run; without a language, or with `sh`, `bash` or
 `console`, every line is a command, or every line that begins with `$`, followed by what it prints; `text` and `csv` are
-only shown. Commands and calls in backticks count, too. What cannot be carried out is in EXCEPTIONS, with the reason.
+only shown. A block with a title (```python title="my_method.py") is the contents of a file. Commands and calls in
+backticks count, too. What cannot be carried out is in EXCEPTIONS, with the reason.
 """
 
 import argparse
@@ -47,9 +48,9 @@ from fedloom.core.federation import Federation
 from fedloom.data import dataset, fetch
 from fedloom.data.dataset import DATASETS
 from fedloom.data.partitions import PARTITIONS
-from fedloom.federation.host import Host
-from fedloom.federation.links import InProcess
-from fedloom.federation.serve import Server
+from fedloom.deployment.host import Host
+from fedloom.deployment.links import InProcess
+from fedloom.deployment.serve import Server
 from fedloom.metrics import registry
 from fedloom.models.zoo import MODELS
 from fedloom.studies import execute, reproduce, study
@@ -92,11 +93,11 @@ PLACEHOLDERS = {  # (word before it, placeholder) -> what a reader may put there
 
 @dataclass(frozen=True)
 class Example:
-    kind: str  # "python", "command", "call" (Python in backticks), "options" (of some command), or "unknown"
+    kind: str  # "python", "command", "call" (Python in backticks), "options" (of some command), "file", or "unknown"
     code: str
     line: int  # in the page
     inline: bool = False
-    shows: str = ""  # what a command prints, according to the page
+    shows: str = ""  # what a command prints, according to the page, or the name of a file
 
     @property
     def first(self) -> str:
@@ -114,7 +115,9 @@ def examples(text: str) -> list[Example]:
     for block in FENCE.finditer(text):
         code, line = textwrap.dedent(block["code"]), line_of(text, block.start("code"))
         language = block["language"].strip()
-        if language == "python":
+        if title := re.search(r' title="(.+)"', language):
+            found.append(Example("file", code, line, shows=title[1]))
+        elif language == "python":
             found.append(Example("python", code, line))
         elif language in COMMANDS:
             found += commands(code, line)
@@ -217,6 +220,8 @@ class Reader:
                 return
             if example.kind == "python":
                 exec(compile("\n" * (example.line - 1) + example.code, self.page, "exec"), self.scope)
+            elif example.kind == "file":
+                write(Path(example.shows), example.code)
             elif example.kind == "call":
                 check_call(example.code)
             elif example.kind == "options":
@@ -423,6 +428,12 @@ def without_mistakes() -> None:
     write(Path("hospitals.csv"), with_mistakes().replace("rome", "Rome").replace("high", "148"))
 
 
+def tutorial_data() -> None:
+    """The data that one tutorial makes, and another uses."""
+    page = (ROOT / "docs/tutorials/own-data.md").read_text()
+    exec(next(e.code for e in examples(page) if e.kind == "python"), {})
+
+
 def site() -> None:
     """What a site has: its folder and its data."""
     shutil.copytree("federation/site-0", "site-0")
@@ -432,10 +443,19 @@ def site() -> None:
 
 def trained_site() -> None:
     """A site that has taken part in a run, and what its models are used for."""
-    local = {"dataset": {"name": "own", "path": "patients.csv"}, "device": "cpu"}
-    hosts = {i: Host(i, Path(f"site-{i}/runs"), local) for i in range(2)}
-    Server(InProcess(hosts)).run_on_own_data({"algorithm": "fedrep", "rounds": 1}, 2)
+    train_sites({f"site-{i}": "patients.csv" for i in range(2)})
     write(Path("new-patients.csv"), hospitals("age,sex,pressure", 5))
+
+
+def trained_tutorial_sites() -> None:
+    train_sites({"federation/site-0": "Athens.csv", "federation/site-1": "Berlin.csv"}, label="diagnosis")
+
+
+def train_sites(files: dict[str, str], **options: str) -> None:
+    """A round of a federation, in this process; the folders of the sites and their data are given."""
+    sites = [(folder, {"name": "own", "path": path, **options}) for folder, path in files.items()]
+    hosts = {i: Host(i, Path(site, "runs"), {"dataset": data, "device": "cpu"}) for i, (site, data) in enumerate(sites)}
+    Server(InProcess(hosts)).run_on_own_data({"algorithm": "fedrep", "rounds": 1}, len(hosts))
 
 
 FILES: dict[str, dict[str, Files]] = {  # page -> start of an example, or "" for the first -> what is written before it
@@ -444,6 +464,8 @@ FILES: dict[str, dict[str, Files]] = {  # page -> start of an example, or "" for
     "docs/federation.md": {"fedloom join site-0 --dataset": site, "fedloom predict": trained_site},
     "docs/comparisons.md": {"": own_method},
     "docs/trained-models.md": {"": trained_models},
+    "docs/tutorials/own-method.md": {"": tutorial_data},
+    "docs/tutorials/federation.md": {"": tutorial_data, "fedloom predict": trained_tutorial_sites},
     "docs/own-data.md": {
         "": own_data,
         "fedloom data check hospitals.csv --set label": with_mistakes,

@@ -16,6 +16,8 @@ def table() -> list[str]:
     rows = [HEAD, "|---|---|---|---|---|"]
     for name in ALGORITHMS.names():
         method = ALGORITHMS[name]
+        if not method.__module__.startswith("fedloom."):  # of another package
+            continue
         sent = "; ".join(f"`{key}`: {meaning}" for key, meaning in method.uploads.items()) or "nothing"
         private = (
             f"refused: {method.no_privacy}" if method.no_privacy else "yes" if method.uploads else "nothing is sent"

@@ -102,7 +102,8 @@ def test_commands_are_listed_in_the_order_of_work_with_a_whole_sentence(monkeypa
     lines = help_of(monkeypatch, capsys).partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
     names = [line.split()[0] for line in lines]
     assert names == [
-        "run", "compare", "sweep", "costs", "reproduce", "predict", "evaluate", "export", "check", "list", "data",
+        "run", "compare", "sweep", "costs", "reproduce", "predict", "evaluate", "export", "report", "plot", "diagnose",
+        "audit", "check", "list", "keys", "serve", "join", "status", "data",
     ]  # fmt: skip
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
@@ -186,9 +187,12 @@ def complete(*words, shell="bash"):
 COMPLETED = {
     "commands": (
         ("",),
-        ["run", "compare", "sweep", "costs", "reproduce", "predict", "evaluate", "export", "check", "list", "data"],
+        [
+            *("run", "compare", "sweep", "costs", "reproduce", "predict", "evaluate", "export", "report", "plot"),
+            *("diagnose", "audit", "check", "list", "keys", "serve", "join", "status", "data"),
+        ],
     ),
-    "commands below": (("data", ""), ["check", "show", "download"]),
+    "commands below": (("data", ""), ["check", "show", "schema", "download"]),
     "options": (("run", "--dt"), ["--dtype"]),
     "a method": (("run", "fedr"), ["fedrecon", "fedrep", "fedrod"]),
     "a further method": (("compare", "fedavg", "d"), ["dap-fl", "ditto"]),
@@ -203,7 +207,7 @@ COMPLETED = {
     "a preset": (("run", "--preset", "plgu/"), ["plgu/digits", "plgu/fmnist", "plgu/synthetic"]),
     "a metric": (("run", "--metric", "macro"), ["macro_f1"]),
     "dtype": (("run", "--dtype", ""), ["float32", "float64", "tf32", "bf16"]),
-    "engine": (("run", "--engine", ""), ["vectorized", "reference"]),
+    "engine": (("run", "--engine", ""), ["vectorized", "ray", "reference"]),
     "plan": (("run", "--plan", "s"), ["stacked", "stacked-eager"]),
     "keep": (("run", "--keep", ""), ["best", "last", "none"]),
     "store": (("run", "--store", ""), ["auto", "memory", "disk"]),

@@ -244,7 +244,7 @@ class Greedy(Ditto):
     """Ditto that needs a lot of memory."""
 
     name = "greedy"
-    most: int = 2
+    most: int = 2  # clients that fit memory together
 
     def begin(self, task, down, state, info):
         if vmap_size() > self.most:

@@ -200,7 +200,7 @@ def test_chunks_shrink_with_the_memory_that_is_free(monkeypatch):
     sizes = []
     for free in (1 << 30, 300_000, 1):
         monkeypatch.setattr(choose, "available_memory", lambda device, free=free: free)
-        sizes.append(choose._chunk(load))
+        sizes.append(choose._chunk(load, shards=1))
     assert sizes[0] == len(RAGGED)
     assert 1 < sizes[1] < len(RAGGED)
     assert sizes[2] == 1

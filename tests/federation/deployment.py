@@ -13,7 +13,7 @@ import torch
 
 from fedloom import load
 from fedloom.config.keywords import from_keywords
-from fedloom.federation.flower.keys import make_keys
+from fedloom.deployment.flower.keys import make_keys
 from fedloom.studies.execute import execute
 
 SITES = 3

@@ -12,7 +12,7 @@ pytest.importorskip("flwr")
 from federation.deployment import DEADLINE, SITES, reference, same_rounds
 
 from fedloom import load
-from fedloom.federation.flower.keys import make_keys
+from fedloom.deployment.flower.keys import make_keys
 
 pytestmark = pytest.mark.federation
 

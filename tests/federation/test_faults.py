@@ -10,9 +10,9 @@ from federations import Federated, advance, plain, same_round
 from helpers import methods
 
 from fedloom.core.tree import tree_map
-from fedloom.federation.links import InProcess
-from fedloom.federation.messages import Message, decode, encode
-from fedloom.federation.remote import TooFewReplies
+from fedloom.deployment.links import InProcess
+from fedloom.deployment.messages import Message, decode, encode
+from fedloom.deployment.remote import TooFewReplies
 from fedloom.storage import files
 
 STATEFUL = ["ditto", "scaffold", "page", "pfedkt", "fedfomo", "pfedhn"]

@@ -12,7 +12,7 @@ from fedloom import load
 from fedloom.config.keywords import from_keywords
 from fedloom.config.resolve import describe
 from fedloom.core.algorithm import ALGORITHMS
-from fedloom.federation.host import Host
+from fedloom.deployment.host import Host
 from fedloom.studies.execute import execute
 
 QUICK = {

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import ACCESS_TOKEN_KEY
 
-from fedloom.federation.flower.codec import MAX_OBJECTS, PART_BYTES
-from fedloom.federation.flower.keys import SITES, in_pem, make_keys
-from fedloom.federation.flower.superlink import Gate, OneSecret
+from fedloom.deployment.flower.codec import MAX_OBJECTS, PART_BYTES
+from fedloom.deployment.flower.keys import SITES, in_pem, make_keys
+from fedloom.deployment.flower.superlink import Gate, OneSecret
 
 PULL, PUSH, OBJECT = "/v1/fleet/pull-messages", "/v1/fleet/push-messages", "/v1/fleet/push-object"
 

@@ -11,11 +11,11 @@ from federations import Federated, advance, same_round
 
 from fedloom.core.preprocessing import Preprocessing
 from fedloom.data.user_data.merging import merge
-from fedloom.federation import own_data
-from fedloom.federation.host import Host
-from fedloom.federation.kinds import AGREE, FAILURE, HELLO, ORDER, SETUP
-from fedloom.federation.links import InProcess
-from fedloom.federation.messages import BadMessage, Message, decode, decode_parts
+from fedloom.deployment import own_data
+from fedloom.deployment.host import Host
+from fedloom.deployment.kinds import AGREE, FAILURE, HELLO, ORDER, SETUP
+from fedloom.deployment.links import InProcess
+from fedloom.deployment.messages import BadMessage, Message, decode, decode_parts
 
 DIGITS = {"dataset": "digits", "algorithm": "fedavg", "clients": 3}
 
@@ -65,7 +65,7 @@ def test_only_plain_bytes_are_read_from_an_array(stype):
 
 
 def test_an_array_above_the_limit_is_not_read(monkeypatch):
-    from fedloom.federation.flower import codec
+    from fedloom.deployment.flower import codec
 
     monkeypatch.setattr(codec, "MAX_BYTES", 200)
     assert read_records(b"x" * 200)[1] == b"x" * 200
@@ -80,7 +80,7 @@ def test_a_header_above_the_limit_is_not_read():
 
 def not_a_message():
     pytest.importorskip("flwr")
-    from fedloom.federation.flower.codec import NotAMessage
+    from fedloom.deployment.flower.codec import NotAMessage
 
     return NotAMessage
 
@@ -89,7 +89,7 @@ def read_records(data, stype="fedloom.bytes"):
     """A message as Flower brings it, with an array of these bytes."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    from fedloom.federation.flower.codec import from_records
+    from fedloom.deployment.flower.codec import from_records
 
     array = Array(dtype="uint8", shape=(len(data),), stype=stype, data=data)
     return from_records(RecordDict({"header": ConfigRecord({"header": "{}"}), "body": ArrayRecord({"body": array})}))
@@ -176,7 +176,7 @@ def test_what_a_site_says_cannot_write_lines_or_move_the_cursor_in_the_log(tmp_p
 
 def test_a_site_cannot_claim_more_samples_than_memory_holds(tmp_path):
     from fedloom.core.errors import UserError
-    from fedloom.federation.serve import Server, Terms
+    from fedloom.deployment.serve import Server, Terms
 
     class Claims(Host):
         def handle(self, message):

@@ -8,11 +8,11 @@ from flwr.app import Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedloom.federation.flower.codec import from_records, to_records
-from fedloom.federation.flower.link import FlowerLink
-from fedloom.federation.kinds import FAILURE
-from fedloom.federation.messages import Message as SiteMessage
-from fedloom.federation.messages import decode_parts, encode_parts
+from fedloom.deployment.flower.codec import from_records, to_records
+from fedloom.deployment.flower.link import FlowerLink
+from fedloom.deployment.kinds import FAILURE
+from fedloom.deployment.messages import Message as SiteMessage
+from fedloom.deployment.messages import decode_parts, encode_parts
 
 ORDER = SiteMessage("order", {"t": 3})
 
@@ -117,7 +117,7 @@ def test_what_comes_instead_of_an_answer_is_said(made, said):
 
 
 def test_the_status_has_no_long_or_hostile_text(tmp_path):
-    from fedloom.federation.flower.status import Sites, read
+    from fedloom.deployment.flower.status import Sites, read
 
     why = "\x1b[2J" + "x" * 10**6
     failure = SiteMessage(FAILURE, {"why": why})

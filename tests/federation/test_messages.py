@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from fedloom.core.tree import leaves
-from fedloom.federation.messages import (
+from fedloom.deployment.messages import (
     DTYPES,
     BadMessage,
     Message,

@@ -13,14 +13,14 @@ from fedloom.core.preprocessing import Column, Preprocessing
 from fedloom.data.moments import Moments, merge_moments
 from fedloom.data.sets.own import OwnData
 from fedloom.data.user_data.merging import merge
-from fedloom.federation.dry_run import what_is_sent
-from fedloom.federation.host import Host
-from fedloom.federation.kinds import AGREE, HELLO
-from fedloom.federation.links import InProcess
-from fedloom.federation.messages import Message, decode
-from fedloom.federation.own_data import LocalSamples, make_schema, read_schema
-from fedloom.federation.serve import Server, Terms
-from fedloom.federation.site_models import SiteModels
+from fedloom.deployment.dry_run import what_is_sent
+from fedloom.deployment.host import Host
+from fedloom.deployment.kinds import AGREE, HELLO
+from fedloom.deployment.links import InProcess
+from fedloom.deployment.messages import Message, decode
+from fedloom.deployment.own_data import LocalSamples, make_schema, read_schema
+from fedloom.deployment.serve import Server, Terms
+from fedloom.deployment.site_models import SiteModels
 
 TERMS = Terms(repeats=0)
 WORDS = (["icu", "ward"], ["er", "ward"], ["icu"])

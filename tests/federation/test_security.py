@@ -24,9 +24,9 @@ from federation.network import hosts, why_not
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedloom import load
-from fedloom.federation.flower import keys
-from fedloom.federation.flower.launch import APP, EXEC_LOG, PID_FILE
-from fedloom.federation.flower.processes import environment, program
+from fedloom.deployment.flower import keys
+from fedloom.deployment.flower.launch import APP, EXEC_LOG, PID_FILE
+from fedloom.deployment.flower.processes import environment, program
 
 pytestmark = pytest.mark.federation
 

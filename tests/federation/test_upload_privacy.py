@@ -11,14 +11,14 @@ from fedloom.config.keywords import from_keywords
 from fedloom.core.errors import UserError
 from fedloom.core.privacy import UploadPrivacy, total_epsilon
 from fedloom.core.tree import leaves, tree_map
+from fedloom.deployment.host import Host
+from fedloom.deployment.kinds import REPLY
+from fedloom.deployment.links import InProcess
+from fedloom.deployment.messages import decode
+from fedloom.deployment.own_data import make_schema
+from fedloom.deployment.serve import Server, Terms
+from fedloom.deployment.site_privacy import ACCOUNT, SECRET, SiteAccount
 from fedloom.engine.privacy import secret_noise
-from fedloom.federation.host import Host
-from fedloom.federation.kinds import REPLY
-from fedloom.federation.links import InProcess
-from fedloom.federation.messages import decode
-from fedloom.federation.own_data import make_schema
-from fedloom.federation.serve import Server, Terms
-from fedloom.federation.site_privacy import ACCOUNT, SECRET, SiteAccount
 
 PRIVACY = {"dp_clip": 0.5, "dp_noise": 0.2}
 

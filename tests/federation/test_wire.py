@@ -8,8 +8,8 @@ from helpers import methods
 
 from fedloom.core.algorithm import ALGORITHMS
 from fedloom.core.tree import leaves
-from fedloom.federation.kinds import REPLY
-from fedloom.federation.messages import decode
+from fedloom.deployment.kinds import REPLY
+from fedloom.deployment.messages import decode
 
 CASES = [*((name, {}) for name in methods()), *variants()]
 FIELDS = {"run", "client", "t", "results"}

@@ -146,7 +146,7 @@ def _unknown_option(ctx: Any, option: str, args: list[str]) -> UserError:
     if "set" in known and (how := _as_setting(name, value or "VALUE", ctx.command_path)):
         return UserError(f"{problem}; {how}.")
     if "config" in known:
-        settings = [name for name in fields(Settings) if name not in OPTIONS]
+        settings = [name for name in fields(Settings) if name not in OPTIONS and name not in known]
         known |= {name: f"--set {name}={value or 'VALUE'}" for name in settings}
     known |= {other: known[usual] for other, usual in (SYNONYMS | OPTION_SYNONYMS).items() if usual in known}
     if near := difflib.get_close_matches(name, known, n=1, cutoff=NEAR):

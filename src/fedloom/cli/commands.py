@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli import completion, data, models, sites
+from fedloom.cli import audit, completion, data, figures, models, report, sites
 from fedloom.cli.command import Command, Group, UsageError, examples
 from fedloom.cli.console import begin, err, no_warnings, out
 from fedloom.cli.options import ConfigDict, Json, option, pairs, with_settings
@@ -117,6 +117,7 @@ def run(
             folder,
         )
     display.print_result(out, result)
+    _write_report(folder)
     if result.all_diverged:
         raise typer.Exit(1)  # the log says so
 
@@ -204,6 +205,7 @@ def compare(
             "compare", folder,
         )  # fmt: skip
     display.print_comparison(out, comparison)
+    _write_report(folder)
 
 
 @app.command(
@@ -262,6 +264,7 @@ def sweep(
             "sweep", folder,
         )  # fmt: skip
     display.print_sweep(out, result)
+    _write_report(folder)
 
 
 @app.command(
@@ -357,9 +360,10 @@ def reproduce(
             "reproduce", folder,
         )  # fmt: skip
     display.print_reproduction(out, found)
+    report.write_pages([folder / task.name for task in selection.tasks if (folder / task.name).is_dir()])
 
 
-for command, epilog in models.COMMANDS.items():
+for command, epilog in (models.COMMANDS | report.COMMANDS | figures.COMMANDS | audit.COMMANDS).items():
     app.command(cls=Command, epilog=epilog)(command)
 
 
@@ -453,6 +457,11 @@ def _check_exclusive(out_: Path | None, resume: Path | None, no_save: bool) -> N
     options = [name for name, value in (("--out", out_), ("--resume", resume), ("--no-save", no_save)) if value]
     if len(options) > 1:
         raise UserError(f"{options[0]} and {options[1]} exclude each other; give one of them.")
+
+
+def _write_report(folder: Path | None) -> None:
+    if folder is not None:
+        report.write_pages([folder])
 
 
 def _free_folder(name: str) -> Path:

@@ -120,14 +120,16 @@ def show_(
 @app.command(
     cls=Command,
     epilog=examples(
-        "fedloom data schema public.csv --out schema.json",
+        "fedloom data schema public.csv",
         "fedloom data schema public.csv --set label=diagnosis --out schema.json",
         docs="docs/federation.md",
     ),
 )
 def schema(
     path: Annotated[str, typer.Argument(help="file or folder with your own data", show_default=False, metavar="PATH")],
-    out_: Annotated[Path, option("--out", about="file to write", metavar="FILE", group="Results")],
+    out_: Annotated[Path, option("--out", about="file to write [schema.json]", metavar="FILE", group="Results")] = Path(
+        "schema.json"
+    ),
     set_: Annotated[
         list[str] | None,
         option("--set", about="what the data do not say: --set label=NAME, see 'fedloom list datasets own'",
@@ -141,7 +143,7 @@ def schema(
     """
     from fedloom.core.settings import build
     from fedloom.data.sets.own import OwnData
-    from fedloom.federation.own_data import make_schema
+    from fedloom.deployment.own_data import make_schema
     from fedloom.storage.files import json_writer, write_file
 
     begin()

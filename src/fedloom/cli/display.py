@@ -49,8 +49,8 @@ from fedloom.studies.callbacks import Callback, TrainingRun
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fedloom.federation.dry_run import Sent
-    from fedloom.federation.flower.overview import Overview
+    from fedloom.deployment.dry_run import Sent
+    from fedloom.deployment.flower.overview import Overview
     from fedloom.papers.catalog import Experiment
     from fedloom.studies.compare import Comparison
     from fedloom.studies.method_check import Verdict

@@ -35,8 +35,8 @@ def add_commands(app: typer.Typer) -> None:
     app.command(
         cls=Command,
         epilog=examples(
-            "fedloom join site-0 --server server.example.org:8000 --dataset patients.csv",
-            "fedloom join site-1 --server 10.0.0.5:8000 --dataset scans/ --set label=diagnosis",
+            "fedloom join site-0 --server 10.0.0.5:8000 --dataset patients.csv",
+            "fedloom join site-1 --server 10.0.0.5:8000 --dataset scans/ --set label=ill",
             "fedloom join site-0 --dataset patients.csv --dry-run --method gpfl",
             docs=DOCS,
         ),
@@ -65,7 +65,7 @@ def keys(
     stays, so more sites can be added.
     """
     _need_flower()
-    from fedloom.federation.flower.keys import make_keys
+    from fedloom.deployment.flower.keys import make_keys
 
     begin()
     if sites < 1 or days < 1:
@@ -118,9 +118,9 @@ def serve(
     _need_flower()
     from fedloom.cli import display
     from fedloom.config.resolve import combine, describe, resolve
-    from fedloom.federation.flower.launch import Server
-    from fedloom.federation.flower.processes import ended_by_signals
-    from fedloom.federation.own_data import read_schema
+    from fedloom.deployment.flower.launch import Server
+    from fedloom.deployment.flower.processes import ended_by_signals
+    from fedloom.deployment.own_data import read_schema
     from fedloom.studies.result import load_run
 
     begin(verbose)
@@ -183,16 +183,16 @@ def join(
     ] = None,
     json: Annotated[bool, option("--json", about="the dry run's list, machine-readable", group="Dry run")] = False,
 ) -> None:  # fmt: skip
-    """Take part in a federation with this machine's data, until stopped.
+    """Take part in a federation with this machine's data.
 
-    The data and the private state of the client stay in this machine. What was trained is in the site's folder, so it
-    may be stopped and started again at any time.
+    It goes on until it is stopped. The data and the private state of the client stay in this machine. What was trained
+    is in the site's folder, so it may be stopped and started again at any time.
     """
     _need_flower()
     from fedloom.data.sets.own import OwnData, user_data_path
-    from fedloom.federation.flower.keys import client_of
-    from fedloom.federation.flower.launch import join as take_part
-    from fedloom.federation.flower.processes import ended_by_signals
+    from fedloom.deployment.flower.keys import client_of
+    from fedloom.deployment.flower.launch import join as take_part
+    from fedloom.deployment.flower.processes import ended_by_signals
 
     begin(verbose=not dry_run)  # who runs it wants to see what happens with the data
     if dataset is None or (server is None and not dry_run):
@@ -215,7 +215,7 @@ def join(
         local["data_dir"] = str(Path(data_dir).absolute())
     if dry_run:
         from fedloom.cli import display
-        from fedloom.federation.dry_run import what_is_sent
+        from fedloom.deployment.dry_run import what_is_sent
 
         display.print_sent(out, what_is_sent(client_of(folder), local, method or "ditto"), json)
         return
@@ -239,7 +239,7 @@ def status(
     """
     _need_flower()
     from fedloom.cli import display
-    from fedloom.federation.flower.overview import overview
+    from fedloom.deployment.flower.overview import overview
 
     begin()
     display.print_overview(out, lambda: overview(folder), watch)

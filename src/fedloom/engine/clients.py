@@ -2,7 +2,7 @@
 
 The server sends a `ClientRequest` and receives `ClientReplies`; nothing else crosses between them. Private state,
 running statistics and samples stay behind that line: `LocalClients` keeps them in this process, sites keep them on
-machines of their own (`fedloom.federation`).
+machines of their own (`fedloom.deployment`).
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ class LocalClients:
         self.best_store = make_best_store(self._initial_rows, task.clients) if make_best_store is not None else None
         self.noise = keyed_noise(seed)  # of differential privacy
         self.joining: Tree = None  # state of joining clients between two of their rounds
+        self.on_upload: Callable[[ClientRequest, ClientReplies], None] | None = None  # sees what leaves the clients
         self.costs: Tensor | None = None  # (phases, 2) of a step, see `step_costs`; known after the first training
 
     def _initial_rows(self, ids: np.ndarray) -> Tree:
@@ -235,7 +236,7 @@ class LocalClients:
                 self.task.privacy, self.noise, self.alg, self.task, ids, request.t, outcome.up, shared, request.parts
             )
             outcome, info = outcome._replace(up=up), info._replace(n=torch.ones_like(info.n))
-        return ClientReplies(
+        replies = ClientReplies(
             scores={"post": self._with_metric(outcome.scores, cohort.ids, logits)},
             up=outcome.up,
             info=info,
@@ -245,6 +246,9 @@ class LocalClients:
             stats=outcome.stats if self.task.privacy is None else {},
             models=outcome.models if request.models else {},
         )
+        if self.on_upload is not None and request.join_round is None:
+            self.on_upload(request, replies)
+        return replies
 
     def _computed(self, cohort: Cohort, outcome: Outcome) -> Tensor:
         if self.costs is None:

@@ -56,12 +56,18 @@ def calibration_error(predictions: Predictions) -> np.ndarray:
 
     Guo, Pleiss, Sun, Weinberger. On Calibration of Modern Neural Networks. ICML 2017, equation 3.
     """
-    y, p = predictions.y, predictions.p
-    confidence = p.max(axis=1)
+    samples, confidence, correct = np.moveaxis(reliability(predictions), 2, 0)
+    return 100 * ratio(np.abs(confidence - correct).sum(axis=1), samples.sum(axis=1))
+
+
+def reliability(predictions: Predictions) -> np.ndarray:
+    """A reliability diagram: samples, summed confidence, correct predictions, (clients, 15 bins of confidence, 3)."""
+    confidence = predictions.p.max(axis=1)
     bins = np.searchsorted(np.arange(1, BINS) / BINS, confidence)  # bin b: b / 15 < confidence <= (b + 1) / 15
-    clients = len(predictions.sizes)
-    gaps = np.bincount(predictions.client * BINS + bins, confidence - (_predicted(predictions) == y), clients * BINS)
-    return 100 * ratio(np.abs(gaps).reshape(clients, BINS).sum(axis=1), predictions.sizes)
+    cell, cells = predictions.client * BINS + bins, len(predictions.sizes) * BINS
+    weights = (None, confidence, _predicted(predictions) == predictions.y)
+    counts = [np.bincount(cell, weight, cells).reshape(-1, BINS) for weight in weights]
+    return np.stack(counts, axis=2).astype(np.float64)
 
 
 def confusion(predictions: Predictions) -> np.ndarray:

@@ -347,7 +347,8 @@ class RunDirectory:
         best = ModelsFile(models).round
         rows = before.filter(pc.field("round") == best)
         split = int(np.sum(found["round"].to_numpy() < t))
-        return pa.concat_tables([found.slice(0, split), rows, found.slice(split)]).combine_chunks()
+        parts = [found.slice(0, split), rows, found.slice(split)]
+        return pa.concat_tables(parts, promote_options="default").combine_chunks()  # older rows may have fewer columns
 
     def contents(self) -> tuple[ConfigDict, dict[str, Any], str, Records]:
         """Configuration, plan, digest of the partition, records."""

@@ -9,7 +9,7 @@ from fedloom.core.federation import Federation
 from fedloom.engine.simulation import Simulation
 from fedloom.metrics import multilabel
 from fedloom.metrics.baseline import majority, training_mean
-from fedloom.metrics.classification import confusion, recalls
+from fedloom.metrics.classification import confusion, recalls, reliability
 from fedloom.metrics.predictions import Predictions
 from fedloom.metrics.registry import Metric, metrics_of
 
@@ -24,8 +24,8 @@ def metrics_table(run: Simulation, rounds: dict[int, Blocks], own: Metric | None
     """One row per round that is kept and evaluated client, and one of the client's baseline, as round 0: it predicts
     the most frequent class or labels of the client's training samples, or the mean of numbers.
 
-    `recall` and `confusion` (rows are true classes) are lists over classes; large ones are left out. `own` is a metric
-    of the user.
+    `recall` and `confusion` (rows are true classes) are lists over classes; large ones are left out. `reliability` has
+    samples, summed confidence and correct predictions of each bin of confidence. `own` is a metric of the user.
     """
     data, ids = run.population.data, run.driver.eval_client_ids
     if data.sequences:
@@ -57,6 +57,8 @@ def _table(t: int, ids: np.ndarray, found: Predictions, data: Federation, own: M
     }
     for metric in _metrics(data, own):
         columns[metric.name] = pa.array(metric.per_client(found))
+    if data.kind == "classes":
+        columns["reliability"] = pa.array(list(reliability(found).reshape(len(ids), -1)), VECTOR)
     if data.kind == "labels":
         columns["recall"] = pa.array(list(multilabel.recalls(found)), VECTOR)
     elif data.kind == "classes" and data.clients * data.classes**2 <= MAX_CONFUSION:

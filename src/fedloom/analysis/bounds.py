@@ -1,0 +1,185 @@
+"""What generalization bounds are made of and can be measured: spectral norms, margins, sizes.
+
+The bounds are those of PLGU (Theorems 1 to 3) and pFedKT (Theorem 5.1). They hold up to constants that nobody knows
+(Lipschitz constants of the loss, the factor that O(.) hides), so the terms compare models of one architecture on one
+task; they are no bounds of an error.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.algorithms.pfedhn import PFedHN
+from fedloom.algorithms.pfedkt import PFedKT
+from fedloom.analysis.landscape import networks
+from fedloom.analysis.trained import TrainedModel, TrainedRun
+from fedloom.core.federation import Federation
+from fedloom.core.task import Network
+from fedloom.core.tree import Params, Tree, leaves
+from fedloom.engine.executors.scoring import eval_batch, logits_of_rows
+
+
+class Terms(NamedTuple):
+    """The terms of a bound for one model."""
+
+    depth: int  # L, number of weight matrices
+    width: int  # d, the most rows of one of them
+    product: float  # of their spectral norms: an upper bound of the Lipschitz constant of a network of such layers
+    largest_input: float  # B, the largest norm of a training sample; NaN for tokens
+    samples: int  # m, training samples of the model
+    margin: float  # B sqrt(L) product / sqrt(m), the margin term of PLGU's Theorem 1 without beta / gamma
+    perturbation: float  # (B + rho) d sqrt(L log L) product / sqrt(m), its perturbation term; 0 for rho = 0
+
+
+class GeneratorTerms(NamedTuple):
+    """The terms of a bound for a hypernetwork (PLGU's Theorem 3, pFedKT's Theorem 5.1); means over hypernetworks."""
+
+    hypernetworks: int  # one at the server, or one per client
+    embedding: int  # length of what it is given
+    parameters: int  # of one
+    depth: int  # L_h
+    width: int  # d_h
+    product: float  # of spectral norms, M_1^h M_2^h ...
+    largest_embedding: float  # R; NaN where embeddings are drawn from the seed and not stored
+
+
+def terms(run: TrainedRun, model: TrainedModel) -> Terms:
+    """The terms for a model of a run. Perturbations have the radius `rho` of the method, if it has one."""
+    norms = spectral_norms(model.tree, run.task.network)
+    shapes = [matrix(w).shape for w in weight_matrices(model.tree, run.task.network).values()]
+    depth, width = len(norms), max((rows for rows, _ in shapes), default=0)
+    product, m = math.prod(norms.values()), len(model.train)
+    largest, rho = largest_norm(run.task.data, model.train), float(getattr(run.algorithm, "rho", 0.0))
+    share = product / math.sqrt(m) if m else math.nan
+    perturbation = (largest + rho) * width * math.sqrt(depth * math.log(max(depth, 1))) * share if rho else 0.0
+    return Terms(depth, width, product, largest, m, largest * math.sqrt(depth) * share, perturbation)
+
+
+# -- spectral norms
+
+
+def spectral_norms(model: Tree, network: Network) -> dict[str, float]:
+    """The largest singular value of every weight matrix of a model, by the name of the parameter; of a convolution, of
+    its kernel as a matrix with one row per output channel. If a model has a parameter twice, its second name ends in a
+    quote (head.weight')."""
+    return {name: spectral_norm(matrix(w)) for name, w in weight_matrices(model, network).items()}
+
+
+def weight_matrices(model: Tree, network: Network) -> dict[str, Tensor]:
+    """The parameters of a model that are matrices or kernels, without those of normalisation layers."""
+    found: dict[str, Tensor] = {}
+    for params in networks(model, network):
+        for name, w in params.items():
+            if w.dim() > 1 and name not in network.norms:
+                found[name + "'" * (name in found)] = w
+    return found
+
+
+def matrix(w: Tensor) -> Tensor:
+    """A parameter as a matrix with one row per output."""
+    return w.detach().flatten(1).double()
+
+
+def spectral_norm(w: Tensor) -> float:
+    """The largest singular value of a matrix, from the eigenvalues of the smaller of its Gram matrices, because a
+    hypernetwork's last layer has millions of rows."""
+    gram = w.T @ w if w.shape[0] > w.shape[1] else w @ w.T
+    if not bool(torch.isfinite(gram).all()):
+        return math.nan
+    return math.sqrt(max(float(torch.linalg.eigvalsh(gram)[-1]), 0.0))
+
+
+def largest_norm(data: Federation, rows: Tensor) -> float:
+    """The largest norm of a sample as the model receives it; NaN for tokens, which have none."""
+    if data.token_ids() is not None or not len(rows):
+        return math.nan
+    batches = torch.split(rows, 1 << 12)
+    return max(float(data.prepare(data.x[some]).flatten(1).double().norm(dim=1).max()) for some in batches)
+
+
+# -- margins
+
+
+@torch.no_grad()
+def margins(run: TrainedRun, model: TrainedModel, rows: Tensor | None = None) -> np.ndarray:
+    """By how much the output of the right class exceeds the largest other one, for every training sample (or for the
+    given rows): negative where the prediction is wrong. For labels, by how much each is on the right side of 0. Numbers
+    have no margins."""
+    data, rows = run.task.data, model.train if rows is None else rows
+    if data.kind == "number":
+        return np.zeros(0)
+    parts = torch.split(rows, eval_batch(run.task))
+    found = [
+        margins_of(logits_of_rows(run.task, lambda x: model.predict(model.tree, x), some), data.y[some])
+        for some in parts
+    ]
+    return torch.cat(found).double().cpu().numpy() if found else np.zeros(0)
+
+
+def margins_of(logits: Tensor, y: Tensor) -> Tensor:
+    """Margins of outputs; see `margins`. Padding (-1) has none."""
+    if y.is_floating_point():
+        return (logits * (2 * y - 1)).flatten()
+    logits, y = logits.reshape(-1, logits.shape[-1]), y.flatten()
+    logits, y = logits[y >= 0], y[y >= 0]
+    if logits.shape[-1] < 2:
+        return logits.new_zeros(0)
+    right = logits.gather(1, y[:, None])[:, 0]
+    return right - logits.scatter(1, y[:, None], -torch.inf).amax(1)
+
+
+# -- hypernetworks
+
+
+def generator_terms(run: TrainedRun) -> GeneratorTerms | None:
+    """The terms for the hypernetwork of a method that has one, after the last round; None for other methods."""
+    algorithm: Any = run.algorithm
+    if isinstance(algorithm, PFedHN):
+        server = run.result.server
+        return _generator_at_server(server["phi"], server["v"])
+    if isinstance(algorithm, PFedKT) and algorithm.generates:
+        return _generators_of_clients(run.result.store["varphi"], algorithm.emb_dim)
+    return None
+
+
+def _generator_at_server(phi: Params, v: Tensor) -> GeneratorTerms:
+    """A trunk, and one layer of outputs for every parameter of the model; these layers together are one matrix."""
+    trunk = [matrix(w) for name, w in phi.items() if name.startswith("trunk.") and w.dim() > 1]
+    outputs = [
+        matrix(w) @ matrix(phi[low]) if (low := name.replace("out.", "low.")) in phi else matrix(w)
+        for name, w in phi.items()
+        if name.startswith("out.") and w.dim() > 1
+    ]
+    layers = [*trunk, torch.cat(outputs)]
+    return GeneratorTerms(
+        hypernetworks=1,
+        embedding=v.shape[1],
+        parameters=sum(w.numel() for w in leaves(phi)),
+        depth=len(layers),
+        width=max(len(w) for w in layers[:-1]),
+        product=math.prod(map(spectral_norm, layers)),
+        largest_embedding=float(v.double().norm(dim=1).max()),
+    )
+
+
+def _generators_of_clients(varphi: Params, embedding: int) -> GeneratorTerms:
+    """One fully connected network per client, stacked."""
+    stacked = {name: w for name, w in varphi.items() if name.startswith("fc")}
+    weights = [w for w in stacked.values() if w.dim() > 2]
+    count = len(weights[0])
+    products = [math.prod(spectral_norm(matrix(w[i])) for w in weights) for i in range(count)]
+    trained = varphi.get("E")
+    return GeneratorTerms(
+        hypernetworks=count,
+        embedding=embedding,
+        parameters=sum(w[0].numel() for w in varphi.values()),
+        depth=len(weights),
+        width=max(w.shape[1] for w in weights[:-1]),
+        product=float(np.mean(products)),
+        largest_embedding=math.nan if trained is None else float(trained.double().norm(dim=-1).max()),
+    )
