@@ -1,6 +1,7 @@
 """The documentation site: built without warnings, every page can be reached, links and anchors lead somewhere, the
 public names are documented, and no page asks another host for anything."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -126,6 +127,20 @@ def test_a_notebook_is_a_page_with_what_it_shows(site):
         page = (out / "notebooks" / notebook.stem / "index.html").read_text()
         assert f'href="../{notebook.name}"' in page
         assert "data:image/png;base64," in page
+
+
+def test_every_picture_of_the_gallery_is_made_by_a_command_of_the_page():
+    spec = importlib.util.spec_from_file_location("make_gallery", ROOT / "tools" / "make_gallery.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    text = tool.PAGE.read_text()
+    written = [
+        words[words.index(to) + 1] for words in tool.commands(text) for to in ("--out", "--picture") if to in words
+    ]
+    for name in tool.pictures(text):
+        assert tool.OTHERS.get(name, name).startswith(tuple(written)), name
+        assert (tool.PICTURES / name).stat().st_size < tool.LARGEST, name
+    assert {file.name for file in tool.PICTURES.glob("gallery-*")} == set(tool.pictures(text))
 
 
 @pytest.fixture

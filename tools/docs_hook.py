@@ -85,14 +85,15 @@ def notebook_page(notebook: dict[str, Any], name: str) -> str:
         if cell["cell_type"] == "markdown":
             parts.append(source)
         else:
-            parts += [f"```python\n{source}\n```", *map(shown, cell["outputs"])]
+            parts += [f"```python\n{source}\n```", *(shown(output, source) for output in cell["outputs"])]
     return "\n\n".join(parts) + "\n"
 
 
-def shown(output: dict[str, Any]) -> str:
-    """What code shows: a picture, or text in a block."""
+def shown(output: dict[str, Any], source: str) -> str:
+    """What code shows: text in a block, or a picture, which the comment in the first line of the code describes."""
     data = output.get("data", {})
     if picture := data.get("image/png"):
-        about = html.escape("".join(data.get("text/plain", "")), quote=True)
-        return f'<img alt="{about}" src="data:image/png;base64,{"".join(picture).strip()}">'
+        about = re.match(r"# (.+)", source)
+        alt = html.escape(about[1] if about else "A figure", quote=True)
+        return f'<img alt="{alt}" src="data:image/png;base64,{"".join(picture).strip()}">'
     return f"```text\n{''.join(output.get('text', data.get('text/plain', ''))).rstrip()}\n```"

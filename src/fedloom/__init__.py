@@ -11,6 +11,7 @@ _HOMES = {  # __init__.pyi tells type checkers and editors the same
     "fedloom.core.federation": ("Federation", "Ragged"),
     "fedloom.core.settings": ("setting",),
     "fedloom.core.task": ("Task",),
+    "fedloom.studies.audit": ("Audit", "audit"),
     "fedloom.studies.callbacks": ("Callback", "EarlyStopping", "TrainingRun"),
     "fedloom.studies.compare": ("Comparison", "compare"),
     "fedloom.studies.costs": ("costs",),
@@ -19,6 +20,7 @@ _HOMES = {  # __init__.pyi tells type checkers and editors the same
     "fedloom.studies.deviation": ("deviations",),
     "fedloom.studies.client_model": ("ClientModel",),
     "fedloom.studies.load": ("load",),
+    "fedloom.studies.report": ("write_report",),
     "fedloom.studies.result": ("Result",),
     "fedloom.studies.reproduce": ("Reproduction", "reproduce"),
     "fedloom.studies.run": ("run",),
@@ -29,10 +31,10 @@ _HOMES = {  # __init__.pyi tells type checkers and editors the same
 }
 
 __all__ = [
-    "Algorithm", "Batch", "Callback", "ClientModel", "Comparison", "Draw", "EarlyStopping", "Federation", "Info",
-    "MLflow", "OwnData", "Phase", "Ragged", "Reproduction", "Result", "Slot", "Sweep", "Task", "TensorBoard",
-    "TrainingRun", "UserError", "WandB", "compare", "costs", "deviations", "federation", "load", "reproduce", "run",
-    "setting", "sweep",
+    "Algorithm", "Audit", "Batch", "Callback", "ClientModel", "Comparison", "Draw", "EarlyStopping", "Federation",
+    "Info", "MLflow", "OwnData", "Phase", "Ragged", "Reproduction", "Result", "Slot", "Sweep", "Task", "TensorBoard",
+    "TrainingRun", "UserError", "WandB", "audit", "compare", "costs", "deviations", "federation", "load", "reproduce",
+    "run", "setting", "sweep", "write_report",
 ]  # fmt: skip
 
 

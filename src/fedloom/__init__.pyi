@@ -12,11 +12,13 @@ from fedloom.core.settings import setting as setting
 from fedloom.core.task import Task as Task
 from fedloom.data.sets.own import OwnData as OwnData
 from fedloom.data.user_data.arrays import federation as federation
+from fedloom.studies.audit import Audit as Audit, audit as audit
 from fedloom.studies.callbacks import Callback as Callback, EarlyStopping as EarlyStopping, TrainingRun as TrainingRun
 from fedloom.studies.client_model import ClientModel as ClientModel
 from fedloom.studies.compare import Comparison as Comparison
 from fedloom.studies.deviation import deviations as deviations
 from fedloom.studies.load import load as load
+from fedloom.studies.report import write_report as write_report
 from fedloom.studies.reproduce import Reproduction as Reproduction, reproduce as reproduce
 from fedloom.studies.result import Result as Result
 from fedloom.studies.sweep import Sweep as Sweep
@@ -30,7 +32,7 @@ from fedloom.studies.execute import OnRound
 from fedloom.studies.sweep import Grid
 
 __version__: str
-__all__ = ['Algorithm', 'Batch', 'Callback', 'ClientModel', 'Comparison', 'Draw', 'EarlyStopping', 'Federation', 'Info', 'MLflow', 'OwnData', 'Phase', 'Ragged', 'Reproduction', 'Result', 'Slot', 'Sweep', 'Task', 'TensorBoard', 'TrainingRun', 'UserError', 'WandB', 'compare', 'costs', 'deviations', 'federation', 'load', 'reproduce', 'run', 'setting', 'sweep']
+__all__ = ['Algorithm', 'Audit', 'Batch', 'Callback', 'ClientModel', 'Comparison', 'Draw', 'EarlyStopping', 'Federation', 'Info', 'MLflow', 'OwnData', 'Phase', 'Ragged', 'Reproduction', 'Result', 'Slot', 'Sweep', 'Task', 'TensorBoard', 'TrainingRun', 'UserError', 'WandB', 'audit', 'compare', 'costs', 'deviations', 'federation', 'load', 'reproduce', 'run', 'setting', 'sweep', 'write_report']
 
 def compare(
     methods: Iterable[AlgorithmLike] | AlgorithmLike = ...,

@@ -12,6 +12,7 @@ from fedloom.analysis.bounds import (
     largest_norm,
     margins,
     margins_of,
+    personal_layers,
     spectral_norm,
     spectral_norms,
     terms,
@@ -104,6 +105,57 @@ def test_terms_are_those_of_the_theorem(plgu):
     assert found.perturbation == pytest.approx(second, rel=1e-6)
 
 
+def test_terms_of_personal_models_depend_on_the_clients(plgu):
+    """N = 3 clients, and m^ = samples of the smallest, in place of m."""
+    model, sizes = load_model(plgu, 1), plgu.task.data.splits["train"].sizes
+    found = terms(plgu, model)
+    assert found.samples == sizes[1]
+    expected = found.largest_input * math.sqrt(2) * found.product / (3 * math.sqrt(min(sizes)))
+    assert found.margin == pytest.approx(expected, rel=1e-9)
+    assert found.perturbation == 0  # one personal layer: log D = 0
+
+
+class Deep(torch.nn.Module):
+    """Four layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh(),
+            torch.nn.Linear(8, 8), torch.nn.Tanh(),
+        )  # fmt: skip
+        self.head = torch.nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def test_the_perturbation_of_personal_models_by_hand():
+    """Theorem 1, fourth term, with L = 4 layers of which D = 2 are personal, those with the largest scores xi when the
+    client trained last: both logarithms are log 2, and the widest layer is the head, with 10 rows."""
+    run = load_trained(fedloom.run("plgu-lf", rho=0.5, D=2, model=Deep, **SHORT))
+    model = load_model(run, 2, "last")
+    found, norms = terms(run, model), spectral_norms(model.tree, run.task.network)
+    xi = next(row["xi"] for row in run.result.reports.to_pylist() if (row["client"], row["round"]) == (2, 2))
+    layers = ["body.1", "body.3", "body.5", "head"]
+    personal = {f"{layers[i]}.weight" for i in np.argsort(xi)[-2:]}
+    assert personal == {name for name in personal_layers(run, model) if name.endswith("weight")}
+    B, S = found.largest_input, 3 * math.sqrt(min(run.task.data.splits["train"].sizes))
+    factors = [value * (B if name in personal else B + 0.5) for name, value in norms.items()]
+    assert found.perturbation == pytest.approx(10 * 2 * 2 * math.log(2) * math.prod(factors) / S, rel=1e-9)
+
+
+def test_the_perturbation_of_a_representation_by_hand():
+    """Theorem 2, first term: the three layers of the body, and the samples of all clients."""
+    run = load_trained(fedloom.run("plgu-grep", rho=0.5, model=Deep, **SHORT))
+    model = load_model(run, 0)
+    found, norms = terms(run, model), spectral_norms(model.tree, run.task.network)
+    body = math.prod(value for name, value in norms.items() if name.startswith("body"))
+    m = run.task.data.splits["train"].sizes.sum()
+    expected = (found.largest_input + 0.5) * 10 * math.sqrt(3 * math.log(3)) * body / math.sqrt(m)
+    assert found.perturbation == pytest.approx(expected, rel=1e-9)
+
+
 def test_without_a_perturbation_there_is_no_such_term():
     run = load_trained(fedloom.run("fedavg", **SHORT))
     assert terms(run, load_model(run)).perturbation == 0
@@ -129,7 +181,19 @@ def test_a_hypernetwork_at_the_server():
     assert found.product == pytest.approx(math.prod(float(torch.linalg.matrix_norm(w, 2)) for w in expected), rel=1e-6)
     assert (found.hypernetworks, found.embedding, found.depth, found.width) == (1, 5, 3, 100)
     assert found.parameters == sum(w.numel() for w in leaves(server["phi"]))
-    assert found.largest_embedding == pytest.approx(float(server["v"].norm(dim=1).max()))
+    R = float(server["v"].norm(dim=1).max())
+    assert found.largest_embedding == pytest.approx(R)
+    assert found.radius == pytest.approx(math.sqrt(sum(float((w**2).sum()) for w in leaves(server["phi"]))))
+    assert found.margin == pytest.approx(R * math.sqrt(3) * found.product / math.sqrt(3))  # three layers, three clients
+    assert found.perturbation == 0
+
+
+def test_the_perturbation_of_a_hypernetwork():
+    """Theorem 3, with one hidden layer of 100 units after the first: L_h = 3 layers; N = 3 clients."""
+    found = generator_terms(load_trained(fedloom.run("plgu-ghn", hidden=1, rho=0.25, **SHORT)))
+    assert (found.depth, found.width) == (3, 100)
+    expected = (found.largest_embedding + 0.25) * 100 * math.sqrt(3 * math.log(3)) * found.product / math.sqrt(3)
+    assert found.perturbation == pytest.approx(expected)
 
 
 def test_hypernetworks_at_the_clients():
@@ -142,6 +206,9 @@ def test_hypernetworks_at_the_clients():
         for i in range(3)
     ]
     assert found.product == pytest.approx(np.mean(each), rel=1e-6)
+    norms = [math.sqrt(sum(float((w[i].double() ** 2).sum()) for w in varphi.values())) for i in range(3)]
+    assert found.radius == pytest.approx(max(norms))
+    assert math.isnan(found.margin)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedkt"])

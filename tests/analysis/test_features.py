@@ -97,9 +97,10 @@ def test_grouping_by_client_and_by_class_differ():
         found.silhouette("colour")
 
 
-def test_tsne_keeps_far_groups_apart_and_is_the_same_every_time():
+@pytest.mark.parametrize("width", [1, 5])
+def test_tsne_keeps_far_groups_apart_and_is_the_same_every_time(width):
     draw = np.random.default_rng(0)
-    x = np.concatenate([draw.normal(size=(12, 1)), 50 + draw.normal(size=(12, 1))])
+    x = np.concatenate([draw.normal(size=(12, width)), 50 + draw.normal(size=(12, width))])
     found = tsne(x)
     assert found.shape == (24, 2)
     assert (found == tsne(x)).all()

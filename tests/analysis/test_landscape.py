@@ -68,7 +68,7 @@ def test_every_filter_of_a_direction_has_the_norm_of_the_models_filter(network, 
             assert not found[name].any(), name  # biases, and the normalisation's
         else:
             for filter_, of_model in zip(found[name], w, strict=True):
-                assert filter_.norm() == pytest.approx(of_model.norm(), rel=1e-6), name
+                assert float(filter_.norm()) == pytest.approx(float(of_model.norm()), rel=1e-6), name
     assert [tuple(w.shape) for w in params.values() if w.dim() > 2] == [(3, 1, 2, 2)]
 
 

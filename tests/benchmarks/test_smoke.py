@@ -142,3 +142,12 @@ def test_endurance():
     assert sum(int(row["flips"]) for row in flips) == 4
     assert [(row["store"], row["commands"]) for row in kills] == [("memory", "1")]
     assert [row["rounds"] for row in soak] == ["10 %", "20 %", "50 %", "100 %"]
+
+
+def test_report():
+    (found,) = table(run("report").stdout)
+    assert [found[name] for name in ("clients", "methods", "rounds", "seeds")] == ["6", "2", "6", "1"]
+    assert float(found["made"].removesuffix(" s")) > 0
+    assert 0.7 < float(found["size"].removesuffix(" MB")) < 1.5  # most of it is Vega
+    times = [found[name].removesuffix(" s") for name in ("load event", "first chart", "all charts")]
+    assert not any(times) or times == sorted(times, key=float)  # there may be no browser

@@ -12,6 +12,7 @@ import yaml
 from helpers import Crash, crash_after, run_cli
 
 import fedloom
+from fedloom.cli import commands
 from fedloom.cli import main as cli
 from fedloom.runs.folders import exclusive_lock
 from fedloom.storage import files
@@ -211,12 +212,13 @@ class Disk:
 
 @pytest.fixture(scope="module", params=["memory", "disk"])
 def whole(request, tmp_path_factory):
-    """A run on a disk that is never full: its command, its folder, and how often it writes. Clients take one step per
-    round."""
+    """A run on a disk that is never full: its command, its folder, and how often it writes until it is finished, when
+    its report follows. Clients take one step per round."""
     args = ("run", "ditto", *SMALL, "--set", "checkpoint_every=1", "--store", request.param)
     out, disk = tmp_path_factory.mktemp("whole") / "run", Disk(10**6)
     with pytest.MonkeyPatch.context() as patch:
         disk.install(patch)
+        patch.setattr(commands, "_write_report", lambda folder: None)
         patch.setattr(sys, "argv", ["fedloom", *args, "--out", str(out)])
         with pytest.raises(SystemExit) as stop:
             cli.main()
@@ -244,6 +246,18 @@ def test_a_full_disk_is_reported_and_the_run_can_be_resumed_when_there_is_space(
     assert code == 0, err
     for name in ("final/server.safetensors", "final/clients.safetensors", "rounds.parquet"):
         assert Path("run", name).read_bytes() == (undisturbed / name).read_bytes()
+
+
+def test_a_disk_that_is_full_when_the_report_is_written_costs_the_report_only(whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    args, undisturbed, writes = whole
+    with monkeypatch.context() as patch:
+        Disk(writes).install(patch)
+        code, _, err = run_cli(monkeypatch, capsys, *args, "--out", "run")
+    assert code == 0
+    assert "The report of run was not written" in err
+    assert not Path("run/report.html").exists()
+    assert Path("run/rounds.parquet").read_bytes() == (undisturbed / "rounds.parquet").read_bytes()
 
 
 def test_a_missing_permission_is_reported(tmp_path, monkeypatch, capsys):

@@ -22,6 +22,7 @@ from fedloom.cluster.clients import RowsInMainMemory
 from fedloom.cluster.shards import shard_of_clients, shards_of_actors, usual_number
 from fedloom.core.autodiff import vmap_size
 from fedloom.core.errors import UserError
+from fedloom.core.settings import setting
 from fedloom.engine.plan import Plan
 from fedloom.engine.planning import choose
 from fedloom.engine.planning.choose import REFERENCE, make_executor
@@ -244,7 +245,7 @@ class Greedy(Ditto):
     """Ditto that needs a lot of memory."""
 
     name = "greedy"
-    most: int = 2  # clients that fit memory together
+    most: int = setting(2, "clients that fit memory together")
 
     def begin(self, task, down, state, info):
         if vmap_size() > self.most:

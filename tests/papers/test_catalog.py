@@ -1,15 +1,19 @@
 """The papers' experiments: every one can be configured, and every number of a table belongs to one of its cells."""
 
+import itertools
+
 import pytest
 from sentences import user_error
 
+from fedloom.cli.figures import FIGURES
+from fedloom.config.files import preset
 from fedloom.papers.catalog import experiments, find_experiment, runnable
 from fedloom.papers.numbers import _numbers, find_number
 from fedloom.studies.cost_metrics import COST_METRICS
 from fedloom.studies.protocols import find_protocol
 from fedloom.studies.reproduce import configuration, select
 
-RUNNABLE = [one for one in experiments().values() if not one.needs]
+RUNNABLE = [one for one in experiments().values() if not one.commands]
 NOT_MEASURED = {"psnr_db", "gain_pp"}  # of an attack, and what a paper says against its own tables
 
 
@@ -25,6 +29,26 @@ def test_all_cells_can_be_configured(experiment):
         assert config.settings.keep == "none"
     for how in experiment.metrics.values():
         assert (COST_METRICS[how] if experiment.costs else find_protocol(how)).about
+
+
+@pytest.mark.parametrize("experiment", [one for one in experiments().values() if one.commands], ids=lambda one: one.id)
+def test_what_is_no_table_is_made_by_commands(experiment):
+    """Names of experiments, tasks, rows, figures and presets in the commands are known, and a figure is drawn of a
+    folder that the command before it writes."""
+    folders = set()
+    for command in experiment.commands:
+        program, name, *words = command.split()
+        assert (program, name) in {("fedloom", known) for known in ("reproduce", "compare", "plot", "audit")}
+        options = dict(itertools.pairwise(words))
+        if name == "reproduce":
+            selection = select(runnable(words[0]), [options["--task"]], None, options.get("--algorithms", "").split())
+            folders |= {f"{options.get('--out', 'runs/' + words[0])}/{task.name}" for task in selection.tasks}
+        elif name == "plot":
+            assert words[0] in FIGURES
+            assert words[1] in folders
+        else:
+            assert preset(options["--preset"])["dataset"]
+            folders.add(options.get("--out", ""))
 
 
 def test_every_number_that_can_be_measured_is_in_a_cell():
@@ -70,7 +94,7 @@ def test_what_does_not_exist_is_named():
         find_experiment("table 7")
     with user_error("did you mean 'gpfl-beta'"):
         find_experiment("GPFL-bta")
-    with user_error("GPFL-T5 cannot be run", "needs"):
+    with user_error("GPFL-T5 is no table", "fedloom audit"):
         runnable("GPFL-T5")
     with user_error("task of GPFL-T1 'fmnist'", "fmnist-"):
         select(find_experiment("GPFL-T1"), tasks=["fmnist"])

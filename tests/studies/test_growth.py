@@ -49,7 +49,7 @@ OF_METHOD = {
     "pfedme": {"lam": 0.5},
 }
 # all other files of a run depend on nothing but its settings
-CLOCK = ("timings.parquet", "plan.json", "environment.json", "manifest.json", "run.log")
+CLOCK = ("timings.parquet", "plan.json", "environment.json", "manifest.json", "run.log", "report.html")
 
 
 @functools.cache

@@ -46,11 +46,14 @@ class PLGULF(Algorithm):
 
     def begin(self, task, down, state, info):
         xi = scores(distances(state["theta"], down["w"], task.layers), self.scale)
-        personal = largest(xi, min(5, len(xi) - 1) if self.D is None else self.D)
+        personal = self.personal_layers(xi)
         mine = by_name(personal, task.layers)
         theta = {k: torch.where(mine[k], v, down["w"][k]) for k, v in state["theta"].items()}
         reach = {"all": xi, "per": xi * personal, "uni": xi * ~personal}[self.perturb_set]
         return {"theta": task.slot(theta), "w": task.slot(down["w"]), "xi": xi, "reach": reach}
+
+    def personal_layers(self, xi):
+        return largest(xi, min(5, len(xi) - 1) if self.D is None else self.D)
 
     def phases(self, task):
         if self.count == "steps":

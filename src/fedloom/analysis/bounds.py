@@ -1,8 +1,8 @@
 """What generalization bounds are made of and can be measured: spectral norms, margins, sizes.
 
 The bounds are those of PLGU (Theorems 1 to 3) and pFedKT (Theorem 5.1). They hold up to constants that nobody knows
-(Lipschitz constants of the loss, the factor that O(.) hides), so the terms compare models of one architecture on one
-task; they are no bounds of an error.
+(Lipschitz constants of the loss, the factor that O(.) hides), and for fully connected networks. So the terms compare
+models of one architecture on one task; they are no bounds of an error.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 from fedloom.algorithms.pfedhn import PFedHN
 from fedloom.algorithms.pfedkt import PFedKT
+from fedloom.algorithms.plgu_grep import PLGUGRep
+from fedloom.algorithms.plgu_lf import PLGULF
 from fedloom.analysis.landscape import networks
 from fedloom.analysis.trained import TrainedModel, TrainedRun
 from fedloom.core.federation import Federation
@@ -25,39 +28,106 @@ from fedloom.engine.executors.scoring import eval_batch, logits_of_rows
 
 
 class Terms(NamedTuple):
-    """The terms of a bound for one model."""
+    """The terms of a bound for one model, without constants that cannot be measured (beta, gamma)."""
 
     depth: int  # L, number of weight matrices
     width: int  # d, the most rows of one of them
-    product: float  # of their spectral norms: an upper bound of the Lipschitz constant of a network of such layers
+    product: float  # of their spectral norms, M_1 M_2 ...
     largest_input: float  # B, the largest norm of a training sample; NaN for tokens
     samples: int  # m, training samples of the model
-    margin: float  # B sqrt(L) product / sqrt(m), the margin term of PLGU's Theorem 1 without beta / gamma
-    perturbation: float  # (B + rho) d sqrt(L log L) product / sqrt(m), its perturbation term; 0 for rho = 0
+    margin: float  # see `margin_term`
+    perturbation: float  # see `perturbation_term`
 
 
 class GeneratorTerms(NamedTuple):
-    """The terms of a bound for a hypernetwork (PLGU's Theorem 3, pFedKT's Theorem 5.1); means over hypernetworks."""
+    """The terms of a bound for a hypernetwork (PLGU's Theorem 3, pFedKT's Theorem 5.1). Of several hypernetworks the
+    product is a mean, and radius and largest embedding are those of the largest."""
 
     hypernetworks: int  # one at the server, or one per client
-    embedding: int  # length of what it is given
-    parameters: int  # of one
+    embedding: int  # length of what it is given, emb_dim
+    parameters: int  # of one, HN_size
     depth: int  # L_h
     width: int  # d_h
+    radius: float  # r, the norm of all parameters
     product: float  # of spectral norms, M_1^h M_2^h ...
     largest_embedding: float  # R; NaN where embeddings are drawn from the seed and not stored
+    margin: float  # R sqrt(L_h) product / sqrt(N), of Theorem 3; NaN for a hypernetwork per client
+    perturbation: float  # (R + rho) d_h sqrt(L_h log L_h) product / sqrt(N), of Theorem 3; 0 without a perturbation
 
 
 def terms(run: TrainedRun, model: TrainedModel) -> Terms:
-    """The terms for a model of a run. Perturbations have the radius `rho` of the method, if it has one."""
+    """The terms for a model of a run."""
     norms = spectral_norms(model.tree, run.task.network)
     shapes = [matrix(w).shape for w in weight_matrices(model.tree, run.task.network).values()]
-    depth, width = len(norms), max((rows for rows, _ in shapes), default=0)
-    product, m = math.prod(norms.values()), len(model.train)
-    largest, rho = largest_norm(run.task.data, model.train), float(getattr(run.algorithm, "rho", 0.0))
-    share = product / math.sqrt(m) if m else math.nan
-    perturbation = (largest + rho) * width * math.sqrt(depth * math.log(max(depth, 1))) * share if rho else 0.0
-    return Terms(depth, width, product, largest, m, largest * math.sqrt(depth) * share, perturbation)
+    found = Terms(
+        depth=len(norms),
+        width=max((rows for rows, _ in shapes), default=0),
+        product=math.prod(norms.values()),
+        largest_input=largest_norm(run.task.data, model.train),
+        samples=len(model.train),
+        margin=math.nan,
+        perturbation=math.nan,
+    )
+    if not found.samples:
+        return found
+    perturbation = perturbation_term(run, model, norms, found)
+    return found._replace(margin=margin_term(run, model, found), perturbation=perturbation)
+
+
+def margin_term(run: TrainedRun, model: TrainedModel, of: Terms) -> float:
+    """B sqrt(L) product / sqrt(m) for a global model, the first term of PLGU's Theorem 1. For a personal one, as in the
+    third term and in Theorem 3, N sqrt(m^) takes the place of sqrt(m): m^ are the samples of the smallest client."""
+    share = math.sqrt(of.samples) if model.client is None else _personal_share(run)
+    return of.largest_input * math.sqrt(of.depth) * of.product / share
+
+
+def perturbation_term(run: TrainedRun, model: TrainedModel, norms: dict[str, float], of: Terms) -> float:
+    """What perturbations of radius rho add to a bound; 0 for models that the theorems have no such term for.
+
+    - A global model (Theorem 1, second term): (B + rho) d sqrt(L log L) product / sqrt(m).
+    - A personal model of PLGU-LF (fourth term), with D personal layers, and S = N sqrt(m^) as in `margin_term`:
+      d D (L - D) sqrt(log D) sqrt(log(L - D)) B^D (B + rho)^(L - D) product / S.
+    - A personal model of PLGU-GRep (Theorem 2, first term), of its body, with the samples of all clients:
+      (B + rho) d sqrt((L - 1) log(L - 1)) product / sqrt(m).
+    """
+    rho, B, d = float(getattr(run.algorithm, "rho", 0.0)), of.largest_input, of.width
+    if not rho:
+        return 0.0
+    if model.client is None:
+        return (B + rho) * d * _entropy(of.depth) * of.product / math.sqrt(of.samples)
+    if isinstance(run.algorithm, PLGULF):
+        D = len(personal_layers(run, model) & norms.keys())
+        universal = of.depth - D
+        logarithms = math.sqrt(math.log(max(D, 1)) * math.log(max(universal, 1)))
+        inputs = B**D * (B + rho) ** universal
+        return d * D * universal * logarithms * inputs * of.product / _personal_share(run)
+    if isinstance(run.algorithm, PLGUGRep):
+        body = [norm for name, norm in norms.items() if name in run.task.network.body]
+        m = int(run.task.data.splits["train"].sizes[: run.task.data.clients].sum())
+        return (B + rho) * d * _entropy(len(body)) * math.prod(body) / math.sqrt(m)
+    return 0.0
+
+
+def _entropy(depth: int) -> float:
+    """sqrt(L log L)"""
+    return math.sqrt(depth * math.log(max(depth, 1)))
+
+
+def _personal_share(run: TrainedRun) -> float:
+    """N sqrt(m^), where m^ are the samples of the client with the fewest (but at least one)."""
+    sizes = run.task.data.splits["train"].sizes[: run.task.data.clients]
+    return run.task.data.clients * math.sqrt(int(sizes[sizes > 0].min()))
+
+
+def personal_layers(run: TrainedRun, model: TrainedModel) -> set[str]:
+    """Names of the parameters in the layers that stayed personal when PLGU-LF last trained this model."""
+    layers, reports = run.task.layers, run.result.reports
+    mine = reports.filter((pc.field("client") == model.client) & (pc.field("round") <= model.round))
+    if not len(mine):
+        return set()  # it never trained, so its model is the global one
+    assert isinstance(run.algorithm, PLGULF)
+    stays = run.algorithm.personal_layers(torch.tensor(mine["xi"][-1].as_py()))
+    return {name for layer, personal in zip(layers, stays.tolist(), strict=True) if personal for name in layer}
 
 
 # -- spectral norms
@@ -141,13 +211,13 @@ def generator_terms(run: TrainedRun) -> GeneratorTerms | None:
     algorithm: Any = run.algorithm
     if isinstance(algorithm, PFedHN):
         server = run.result.server
-        return _generator_at_server(server["phi"], server["v"])
+        return _generator_at_server(server["phi"], server["v"], float(getattr(algorithm, "rho", 0.0)))
     if isinstance(algorithm, PFedKT) and algorithm.generates:
         return _generators_of_clients(run.result.store["varphi"], algorithm.emb_dim)
     return None
 
 
-def _generator_at_server(phi: Params, v: Tensor) -> GeneratorTerms:
+def _generator_at_server(phi: Params, v: Tensor, rho: float) -> GeneratorTerms:
     """A trunk, and one layer of outputs for every parameter of the model; these layers together are one matrix."""
     trunk = [matrix(w) for name, w in phi.items() if name.startswith("trunk.") and w.dim() > 1]
     outputs = [
@@ -156,23 +226,29 @@ def _generator_at_server(phi: Params, v: Tensor) -> GeneratorTerms:
         if name.startswith("out.") and w.dim() > 1
     ]
     layers = [*trunk, torch.cat(outputs)]
+    depth, width = len(layers), max(len(w) for w in layers[:-1])
+    R, product = float(v.double().norm(dim=1).max()), math.prod(map(spectral_norm, layers))
+    share = product / math.sqrt(len(v))
     return GeneratorTerms(
         hypernetworks=1,
         embedding=v.shape[1],
         parameters=sum(w.numel() for w in leaves(phi)),
-        depth=len(layers),
-        width=max(len(w) for w in layers[:-1]),
-        product=math.prod(map(spectral_norm, layers)),
-        largest_embedding=float(v.double().norm(dim=1).max()),
+        depth=depth,
+        width=width,
+        radius=math.sqrt(sum(float((w.double() ** 2).sum()) for w in leaves(phi))),
+        product=product,
+        largest_embedding=R,
+        margin=R * math.sqrt(depth) * share,
+        perturbation=(R + rho) * width * _entropy(depth) * share if rho else 0.0,
     )
 
 
 def _generators_of_clients(varphi: Params, embedding: int) -> GeneratorTerms:
     """One fully connected network per client, stacked."""
-    stacked = {name: w for name, w in varphi.items() if name.startswith("fc")}
-    weights = [w for w in stacked.values() if w.dim() > 2]
+    weights = [w for name, w in varphi.items() if name.startswith("fc") and w.dim() > 2]
     count = len(weights[0])
     products = [math.prod(spectral_norm(matrix(w[i])) for w in weights) for i in range(count)]
+    squares = sum((w.double().flatten(1) ** 2).sum(1) for w in varphi.values())
     trained = varphi.get("E")
     return GeneratorTerms(
         hypernetworks=count,
@@ -180,6 +256,9 @@ def _generators_of_clients(varphi: Params, embedding: int) -> GeneratorTerms:
         parameters=sum(w[0].numel() for w in varphi.values()),
         depth=len(weights),
         width=max(w.shape[1] for w in weights[:-1]),
+        radius=math.sqrt(float(torch.as_tensor(squares).max())),
         product=float(np.mean(products)),
         largest_embedding=math.nan if trained is None else float(trained.double().norm(dim=-1).max()),
+        margin=math.nan,
+        perturbation=math.nan,
     )

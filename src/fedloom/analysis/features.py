@@ -18,6 +18,7 @@ from fedloom.studies.models import When
 from fedloom.studies.result import Result
 
 PERPLEXITY = 30
+NEEDS = "t-SNE and silhouettes need the package 'scikit-learn'; install it with: pip install scikit-learn."
 GROUPS = ("class", "client")
 
 
@@ -44,7 +45,7 @@ class Features(NamedTuple):
 
     def embed(self) -> np.ndarray:
         """The features in two dimensions, by t-SNE: perplexity 30, or less for fewer than 91 samples, begun with the
-        two principal components, seed 0."""
+        two principal components (at random if there is one feature), seed 0."""
         return tsne(self.x)
 
 
@@ -109,7 +110,10 @@ class _LastLayer:
 def silhouette(x: np.ndarray, groups: np.ndarray) -> float:
     """The mean over samples of (b - a) / max(a, b), where a is the mean distance to the sample's own group, and b that
     to the nearest other group. NaN if there is one group, or if all samples are alone in theirs."""
-    from sklearn.metrics import silhouette_score
+    try:
+        from sklearn.metrics import silhouette_score
+    except ImportError:
+        raise UserError(NEEDS) from None
 
     count = len(np.unique(groups))
     if not 1 < count < len(x) or not np.isfinite(x).all():
@@ -119,13 +123,16 @@ def silhouette(x: np.ndarray, groups: np.ndarray) -> float:
 
 def tsne(x: np.ndarray) -> np.ndarray:
     """See `Features.embed`."""
-    from sklearn.manifold import TSNE
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError:
+        raise UserError(NEEDS) from None
 
     if len(x) < 4:
         raise UserError(f"t-SNE needs at least 4 samples, and there are {len(x)}.")
     if not np.isfinite(x).all():
         raise UserError("Some features are not finite, because models have diverged; try a lower lr.")
-    wide = np.pad(x, ((0, 0), (0, max(0, 2 - x.shape[1]))))  # the two principal components need two columns
     perplexity = min(PERPLEXITY, (len(x) - 1) / 3)
-    found: np.ndarray = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(wide)
+    start = "pca" if x.shape[1] > 1 else "random"  # a single feature has no second principal component
+    found: np.ndarray = TSNE(perplexity=perplexity, init=start, random_state=0).fit_transform(x)
     return found

@@ -82,8 +82,16 @@ def sharpness(
     planes: int = 1,
     samples: int | None = None,
 ) -> float:
-    """The mean increase of the loss at radius 0.5 around a model, see `landscape`. It is a mean over so many planes of
-    random directions, with the seeds 0, 1, ..."""
+    """The mean increase of the loss at radius 0.5 around a model, on planes of two random directions with filter
+    normalisation.
+
+    Args:
+        result: a finished run, see `fedloom.load`.
+        client: whose model, a name or a number; None for the global model.
+        when: the model after the round that is best on validation data, or after the last one.
+        planes: planes to average over, with the seeds 0, 1, ...
+        samples: at most so many training samples, drawn at random, where all would take too long.
+    """
     run = load_trained(result) if isinstance(result, Result) else result
     model = load_model(run, client, when)
     return sharpness_of(run, model, planes, samples)

@@ -41,6 +41,8 @@ class TrainedModel(NamedTuple):
     tree: Tree  # weights, as `predict` accepts them
     predict: Callable[[Tree, Tensor], Tensor]  # weights and samples -> outputs
     train: Tensor  # rows of the samples on which it was trained
+    client: int | None  # whose model; None for the global one
+    round: int  # after which it was stored
 
 
 def load_trained(result: Result, data: Federation | None = None) -> TrainedRun:
@@ -103,8 +105,11 @@ def load_model(run: TrainedRun, client: int | str | None = None, when: When = "b
     if when not in ("best", "last"):
         raise UserError(f"when cannot be '{shown(when)}'; {nearest(str(when), ('best', 'last'))}")
     view = "global" if client is None else "pre"
-    best = when == "best" and result.best_on_validation(view)["round"] != result.last()["round"]
+    last = result.last()["round"]
+    chosen = result.best_on_validation(view)["round"] if when == "best" else last
+    best = chosen != last
     train = task.data.splits["train"]
+    i = None
     if client is None:
         tree: Tree = result.models.shared(best)
         if tree is None:
@@ -121,7 +126,7 @@ def load_model(run: TrainedRun, client: int | str | None = None, when: When = "b
         def predict(model: Tree, x: Tensor) -> Tensor:
             return run.algorithm.logits(task, model, x)
 
-    return TrainedModel(name, tree_map(lambda v: v.to(task.data.device), tree), predict, rows)
+    return TrainedModel(name, tree_map(lambda v: v.to(task.data.device), tree), predict, rows, i, chosen)
 
 
 def some_rows(rows: Tensor, most: int | None, seed: int = 0) -> Tensor:

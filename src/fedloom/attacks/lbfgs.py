@@ -15,7 +15,7 @@ def minimise(
     objective: Objective, start: Tensor, steps: int, *, iterations: int = 20, history: int = 100, lr: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """The points after so many steps of `torch.optim.LBFGS`, and the values there. Every problem has its own history
-    and stops on its own; one whose value is not finite is given up.
+    and stops on its own. As in torch, one that diverges ends in NaN: no comparison with NaN stops it.
 
     Args:
         start: one row per problem.
@@ -29,7 +29,7 @@ def minimise(
     d, before, t = torch.zeros_like(x), torch.zeros_like(x), x.new_zeros(count)
     for _ in range(steps):
         value, g = objective(x)
-        active = (g.abs().amax(1) > GRADIENT) & torch.isfinite(value)
+        active = ~((g.abs().amax(1) <= GRADIENT) | x.isnan().any(1))
         moved = torch.zeros_like(active)
         for n in range(iterations):
             first = done == 0
@@ -53,8 +53,8 @@ def minimise(
                 break
             new_value, new_g = objective(x)
             value, g = torch.where(active, new_value, value), torch.where(active[:, None], new_g, g)
-            active &= (g.abs().amax(1) > GRADIENT) & ((d * t[:, None]).abs().amax(1) > CHANGE)
-            active &= torch.isfinite(value) & ((value - previous).abs() >= CHANGE)
+            active &= ~((g.abs().amax(1) <= GRADIENT) | ((d * t[:, None]).abs().amax(1) <= CHANGE))
+            active &= ~((value - previous).abs() < CHANGE)
         if not moved.any():
             break
     return x, objective(x)[0]

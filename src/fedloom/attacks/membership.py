@@ -80,7 +80,8 @@ def _advantage(members: np.ndarray, others: np.ndarray, seed: int) -> float:
 
 
 def _threshold(members: np.ndarray, others: np.ndarray) -> float:
-    """The loss up to which samples are best called members."""
+    """The loss up to which samples are best called members: halfway between two of these losses."""
     values = np.unique(np.concatenate([members, others]))
     gain = [(members <= v).mean() - (others <= v).mean() for v in values]
-    return float(values[int(np.argmax(gain))])
+    best = int(np.argmax(gain))
+    return float(values[best : best + 2].mean())

@@ -21,6 +21,7 @@ from fedloom.engine import batching
 from fedloom.engine.clients import ClientReplies, ClientRequest
 
 MODEL, BODY = "model", "body"
+WORDS = "samples are words or characters, which an attack by gradients cannot move"
 
 
 class Upload(NamedTuple):
@@ -144,12 +145,13 @@ def views(alg: Algorithm, task: Task, parameters: Collection[str]) -> list[View]
 
 
 def _gpfl_views(body: tuple[str, ...], parameters: Collection[str], features: Callable[..., Tensor]) -> list[View]:
-    """Body and valve, and both with the embeddings, whose mean g is the valve's condition."""
+    """Body and valve, and both with the embeddings, whose mean g is the valve's condition. As in training, no gradient
+    flows through g."""
     valve, embeddings = (tuple(name for name in parameters if name.startswith(entry)) for entry in ("V/", "C/"))
 
     def after_valve(params: Params, x: Tensor) -> Tensor:
         V = {name.removeprefix("V/"): params[name] for name in valve}
-        return cov(V, features(params, x), params["C/weight"].mean(0)[None])[0]
+        return cov(V, features(params, x), params["C/weight"].detach().mean(0)[None])[0]
 
     def similarities(params: Params, x: Tensor) -> Tensor:
         return cosines(after_valve(params, x), params["C/weight"])
@@ -167,7 +169,7 @@ def why_not(alg: Algorithm, task: Task, up: Tree) -> str:
     if not up:
         return "it uploads nothing"
     if task.data.x.dtype == torch.int64:
-        return "samples are words or characters, which an attack by gradients cannot move"
+        return WORDS
     like = task.init(0)
     names = {k for part in up.values() if _is_part(part, like) for k in part}
     if views(alg, task, names):

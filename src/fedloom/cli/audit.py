@@ -37,7 +37,7 @@ COLUMNS = [
     number_column("one step: PSNR"),
     number_column("one step: recovered"),
     number_column("membership: AUC"),
-    number_column("membership: advantage"),
+    number_column("membership: advantage", optional=True),
 ]
 
 
@@ -151,23 +151,25 @@ def _noises(text: str | None) -> list[float]:
 
 def _print(found: Audit, options: AuditOptions) -> None:
     rows = found.summary
-    columns = [place for place in range(len(COLUMNS)) if place == 0 or any(_cells(row)[place] for row in rows)]
-    shown = [[_cells(row)[place] for place in columns] for row in rows]
+    cells = [_cells(row, options.every_part) for row in rows]
+    columns = [place for place in range(len(COLUMNS)) if place == 0 or any(row[place] for row in cells)]
+    shown = [[row[place] for place in columns] for row in cells]
     titles = [c._replace(title=rows[0]["metric"]) if c.title == "score" else c for c in COLUMNS]
     print_table(out, [titles[place] for place in columns], shown)
     for sentence in _sentences(rows, options):
         out.print(sentence, highlight=False)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any], every_part: bool) -> list[str]:
+    """The cells of a row; of several parts of an upload, each is named with the method."""
     recovered = row["step_recovered"]
     cases = row["step_batches"] - row["step_failed"]
     return [
-        row["method"],
+        f"{row['method']} ({row['part']})" if every_part and row["part"] else row["method"],
         _number(row["dp_noise"], ""),
-        _number(row["epsilon"], ".1f"),
+        _number(row["epsilon"], ".3g" if row["epsilon"] and row["epsilon"] >= 1000 else ".1f"),
         _number(row["score"], ".1f"),
-        row["part"],
+        "" if every_part else row["part"],
         _number(row["round_psnr_ref"], ".2f"),
         _number(row["round_psnr"], ".2f"),
         _number(row["round_ssim"], ".2f"),
@@ -184,12 +186,14 @@ def _number(value: float | None, form: str) -> str:
 
 def _sentences(rows: list[dict[str, Any]], options: AuditOptions) -> list[str]:
     """What the table says, and what it does not."""
+    from fedloom.attacks.scores import RECOVERED
+
     said = []
     guesses = [row[name] for row in rows for name in ("round_guess", "step_guess") if not math.isnan(row[name])]
     if guesses:
         said.append(
             f"PSNR in decibels, more is worse for the client: guessing the mean sample has {min(guesses):.1f}; "
-            "from 20 on, a sample counts as recovered."
+            f"from {RECOVERED:.0f} on, a sample counts as recovered."
         )
     if "membership" in options.attacks:
         said.append("Membership: AUC 0.5 and advantage 0 are a coin toss, 1 is certainty.")

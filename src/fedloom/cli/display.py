@@ -313,8 +313,9 @@ def print_experiments(console: Console, found: Sequence[Experiment]) -> None:
     """Print the list of experiments of the papers."""
     cells = []
     for one in found:
-        size = "" if one.needs else f"{plural(len(one.tasks), 'task')}, {plural(len(one.methods), 'row')}"
-        cells.append([one.id, f"{one.about} (needs {one.needs})" if one.needs else one.about, size])
+        tool = " ".join(one.commands[-1].split()[: 3 if "plot" in one.commands[-1] else 2]) if one.commands else ""
+        size = tool or f"{plural(len(one.tasks), 'task')}, {plural(len(one.methods), 'row')}"
+        cells.append([one.id, one.about, size])
     print_table(console, [Column("experiment"), Column("about"), Column("size")], cells)
     console.print("\nRun one of them: fedloom reproduce GPFL-T1 --dataset fmnist", highlight=False)
 

@@ -188,16 +188,19 @@ GENERATORS = {
     "hypernetworks": "networks",
     "embedding": "embedding",
     "parameters": "parameters",
+    "radius": "r",
     "depth": "depth",
     "width": "width",
     "product": "norms",
     "largest_embedding": "R",
+    "margin": "margin term",
+    "perturbation": "perturb. term",
 }
 CAPTION = (
     "On the training samples of each model, means ± standard deviations over seeds. Sharpness: mean increase of the "
     "loss at radius 0.5 in random directions with filter normalisation. Margin: median of the right output minus the "
-    "largest other one. Norms: product of the spectral norms of all weight matrices. Terms: of the bound in PLGU's "
-    "Theorem 1, without the constants that cannot be measured; they compare models and are no bounds themselves."
+    "largest other one. Norms: product of the spectral norms of all weight matrices. Terms: of the bounds in PLGU's "
+    "Theorems 1 to 3, without the constants that cannot be measured; they compare models and are no bounds themselves."
 )
 
 

@@ -53,7 +53,7 @@ class Experiment:
     methods: tuple[PaperMethod, ...]
     improvement: Mapping[str, str]  # a metric, and that of the paper's method relative to the worst baseline
     costs: bool  # nothing is trained: what methods cost is counted, or timed
-    needs: str  # what this version of FedLoom lacks for it; "" if it can be run
+    commands: tuple[str, ...]  # that make it, if it is no table: a figure, or an attack
 
     def number(self, task: PaperTask, method: PaperMethod, metric: str) -> Number | None:
         """What the paper has in a cell."""
@@ -86,10 +86,11 @@ def find_experiment(id_: str) -> Experiment:
 
 
 def runnable(id_: str) -> Experiment:
-    """The experiment of an id. Raises a UserError for one that this version cannot run."""
+    """The experiment of an id. Raises a UserError for one that is no table, with the commands that make it."""
     experiment = find_experiment(id_)
-    if experiment.needs:
-        raise UserError(f"{experiment.id} cannot be run by this version of FedLoom: it needs {experiment.needs}.")
+    if experiment.commands:
+        made = " and then ".join(f"'{command}'" for command in experiment.commands)
+        raise UserError(f"{experiment.id} is no table of trained models; it is made by {made}.")
     return experiment
 
 
@@ -108,7 +109,7 @@ def _experiment(id_: str, entry: ConfigDict, common: ConfigDict) -> Experiment:
         tuple(_method(label, method) for label, method in entry.get("methods", {}).items()),
         entry.get("improvement", {}),
         entry.get("kind") == "costs",
-        entry.get("needs", ""),
+        tuple(entry.get("commands", ())),
     )
 
 

@@ -22,12 +22,12 @@ BINS = 30  # of scores that are not in percent; those have bins of one point
 
 
 def client_scores(result: Result, view: str = "pre") -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the evaluated clients, and their test scores in the round that is best on validation data."""
+    """Ids of the clients with a finite test score in the round that is best on validation data, and these scores."""
     column = f"{view}_{column_name(result.metric)}"
     table = result.clients.filter(pc.field("round") == result.best_on_validation(view)["round"])
     if column not in table.column_names:
         raise UserError(f"There are no scores of clients in {result.metric} for this view of the model ({view}).")
-    table = table.filter(pc.field(column).is_valid())
+    table = table.filter(pc.is_finite(pc.field(column)))
     return table["client"].to_numpy(), table[column].to_numpy().astype(float)
 
 
@@ -36,40 +36,36 @@ def shares_below(scores: np.ndarray, below: Sequence[float]) -> dict[float, floa
     return {threshold: 100 * float(np.mean(scores < threshold)) for threshold in below}
 
 
-def distribution(
-    axes: Axes,
-    scores: Any,
-    *,
-    below: Sequence[float] = BELOW,
-    percent: bool = True,
-    seeds: int = 1,
-    colour: str = COLOURS[0],
-) -> Axes:
-    """Draw a histogram of the clients' scores, in bins of one point, with the shares of clients below thresholds.
+def distribution(axes: Axes, runs: Runs | Any, *, view: str = "pre", below: Sequence[float] | None = None) -> Axes:
+    """Draw a histogram of the clients' test scores with one method, in the round that is best on validation data, and
+    the shares of clients below thresholds. Bins of scores in percent are one point wide; heights are means over seeds.
 
     Args:
         axes: where to draw.
-        scores: one per client, or per client and seed.
-        below: thresholds.
-        percent: whether scores are in percent, so that bins are one point wide; else there are 30 bins.
-        seeds: number of seeds of which scores are given; heights are numbers of clients, as means over them.
-        colour: of the bars.
+        runs: as `results` takes or returns them, of one method.
+        view: pre, post or global.
+        below: thresholds; by default 64, 69, 72 and 75 for scores in percent.
     """
     from matplotlib.ticker import MaxNLocator
 
-    values = np.asarray(scores, float)
-    values = values[np.isfinite(values)]
+    found = with_view(results(runs), view)
+    if len(found) > 1:
+        raise UserError(f"A histogram is of one method, not of {', '.join(found)}; give the results of one of them.")
+    metric, of_seeds = metric_of(found), next(iter(found.values()))
+    values = scores_of(of_seeds, view)
     if not len(values):
         raise UserError("There are no scores of clients to draw.")
-    weights = np.full(len(values), 1 / max(seeds, 1))
-    bins = BINS if not percent else [float(edge) for edge in one_point_bins(values)]
-    axes.hist(values, bins=bins, weights=weights, color=colour, edgecolor="white", linewidth=0.3)
+    bins = [float(edge) for edge in one_point_bins(values)] if in_percent(metric) else BINS
+    weights = np.full(len(values), 1 / len(of_seeds))
+    axes.hist(values, bins=bins, weights=weights, color=COLOURS[0], edgecolor="white", linewidth=0.3)
     lines = []
+    below = below if below is not None else BELOW if in_percent(metric) else ()
     for threshold, share in shares_below(values, below).items():
         axes.axvline(threshold, color="black", linewidth=0.7, linestyle=":")
         lines.append(f"below {threshold:g}: {share:.1f} %")
     if lines:
         axes.text(0.02, 0.97, "\n".join(lines), transform=axes.transAxes, va="top", fontsize="small")
+    axes.set_xlabel(metric_label(metric, view))
     axes.set_ylabel("clients")
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     return axes
@@ -112,7 +108,7 @@ def clients(axes: Axes, runs: Runs | Any, *, view: str = "pre") -> Axes:
         axes.set_xlabel("client, the best served first")
     figure = axes.get_figure()
     assert figure is not None
-    label = metric_label(next(iter(found.values()))[0], view)
+    label = metric_label(metric_of(found), view)
     figure.colorbar(image, ax=axes, label=label, location="top", aspect=40, shrink=0.7)
     return axes
 
@@ -125,8 +121,3 @@ def _mean_scores(of_seeds: Sequence[Result], view: str, ids: Sequence[int]) -> n
         row[np.searchsorted(ids, found)] = values
     known = np.isfinite(rows)
     return np.where(known, rows, 0).sum(0) / np.where(known.any(0), known.sum(0), np.nan)
-
-
-def is_percent(runs: Runs) -> bool:
-    """True if the scores of the runs are in percent."""
-    return in_percent(metric_of(runs))

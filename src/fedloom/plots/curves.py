@@ -14,7 +14,7 @@ from fedloom.core.errors import UserError, shown, unknown
 from fedloom.metrics.registry import column_name, in_percent
 from fedloom.metrics.scores import trailing_mean
 from fedloom.plots.drawing import COLOURS, GREY, looks, name_lines
-from fedloom.plots.sources import Runs, metric_label, results, with_view
+from fedloom.plots.sources import Runs, metric_label, metric_of, results, with_view
 from fedloom.studies.cost_metrics import hypernetwork
 from fedloom.studies.result import Result
 from fedloom.studies.sweep import Sweep
@@ -52,7 +52,7 @@ def convergence(axes: Axes, runs: Runs | Any, *, view: str = "pre", smooth: int 
             axes.fill_between(rounds, mean - std, mean + std, color=look.colour, alpha=0.2, linewidth=0)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.set_ylabel(metric_label(next(iter(found.values()))[0], view))
+    axes.set_ylabel(metric_label(metric_of(found), view))
     name_lines(axes, list(found))
     return axes
 
@@ -139,21 +139,23 @@ def _positions(axes: Axes, values: Sequence[Any]) -> list[float]:
 
 
 def rewards(axes: Axes, result: Result, *, side: Literal["server", "clients"] = "server") -> Axes:
-    """Draw how PAGE's rewards go with accuracy: on the left axis the accuracy of the global model (or of the clients'
-    models after training), on the right axis, dotted, the reward of the server (or the mean reward of the clients).
+    """Draw how PAGE's rewards go with accuracy: on the left axis the accuracy of the global model on the server's
+    samples (or the mean one of the clients' models after training), on the right axis, dotted, the reward of the server
+    (or the mean reward of the clients).
 
     Args:
         axes: where to draw; its twin has the rewards.
         result: a run of PAGE.
         side: server or clients.
     """
-    table, server = result.reports, side == "server"
     if side not in ("server", "clients"):
         raise UserError(f"side is server or clients, not '{shown(side)}'.")
+    table, server = result.reports, side == "server"
     if not {"reward", "reward_CS"} <= set(table.column_names):
         raise UserError(f"{result.config['algorithm']['name']} has no rewards; give a run of page.")
-    view, reward, colour = ("global", "reward_CS", COLOURS[0]) if server else ("post", "reward", COLOURS[1])
-    column = f"{view}_{column_name(result.metric)}_mean"
+    reward, colour = ("reward_CS", COLOURS[0]) if server else ("reward", COLOURS[1])
+    metric, view = result.basic_metric, "global" if server else "post"
+    column = f"{column_name(metric)}_global" if server else f"post_{column_name(metric)}_mean"
     rows = [(row["round"], row[column]) for row in result.rounds if row.get(column) is not None]
     axes.plot(*np.array(rows).T, color=colour)
     part = table.filter((pc.field("client") < 0) == server).filter(pc.field(reward).is_valid())
@@ -164,7 +166,7 @@ def rewards(axes: Axes, result: Result, *, side: Literal["server", "clients"] = 
     other.spines["right"].set_visible(True)
     other.plot(at, [float(values[rounds == t].mean()) for t in at], color=colour, linestyle=":")
     axes.set_xlabel("round")
-    axes.set_ylabel(metric_label(result, view))
+    axes.set_ylabel(metric_label(metric, view))
     other.set_ylabel("reward of the server (dotted)" if server else "mean reward of clients (dotted)")
     return axes
 

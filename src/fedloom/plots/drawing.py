@@ -82,7 +82,15 @@ def check_matplotlib() -> None:
 def panels(
     rows: int, columns: int, *, width: float = COLUMN, height: float = HEIGHT, **options: Any
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with a grid of axes; `width` and `height` are those of one of them, in inches."""
+    """A figure with a grid of axes, as rows of columns.
+
+    Args:
+        rows: number of rows.
+        columns: number of columns.
+        width: of one of the axes, in inches.
+        height: of one of the axes, in inches.
+        **options: of `matplotlib.figure.Figure.subplots`, such as `sharex=True`.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -100,8 +108,13 @@ def check_file(path: Path) -> None:
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as SVG or PDF, which can be enlarged, or as PNG, by the suffix of the file. An existing file is
-    replaced. The same figure gives the same file, whenever it is written."""
+    """Write a figure as SVG or PDF, which can be enlarged, or as PNG. An existing file is replaced. The same figure
+    gives the same file, whenever it is written.
+
+    Args:
+        figure: see `fedloom.plots.figure` and `fedloom.plots.panels`.
+        path: a file that ends in .svg, .pdf or .png.
+    """
     path = Path(path)
     check_file(path)
     kind = path.suffix.removeprefix(".").lower()

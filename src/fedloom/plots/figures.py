@@ -15,7 +15,7 @@ from fedloom.analysis.trained import has_global_model, load_all
 from fedloom.core.errors import UserError, plural, unknown
 from fedloom.plots import client_scores, curves, trained
 from fedloom.plots.drawing import COLUMN, HEIGHT, panels, style
-from fedloom.plots.sources import metric_label, results, with_view
+from fedloom.plots.sources import metric_label, metric_of, results, with_view
 from fedloom.studies.load import load
 from fedloom.studies.models import When
 from fedloom.studies.result import Result
@@ -109,21 +109,18 @@ def _draw_distribution(sources: Sequence[Any], options: Options) -> Figure:
     view = options.view or "pre"
     runs = with_view(_runs(sources, options), view)
     _check_count(len(runs), "method")
-    percent = client_scores.is_percent(runs)
-    below = options.below if options.below is not None else client_scores.BELOW if percent else ()
     across = 2 if len(runs) == 4 else min(len(runs), ACROSS)
     shape = math.ceil(len(runs) / across), across
     made, grid = panels(*shape, width=COLUMN if across == 1 else 0.75 * COLUMN, height=1.9, sharex=True, sharey=True)
     places = [axes for row in grid for axes in row]
     for place, (axes, (label, of_seeds)) in enumerate(zip(places, runs.items(), strict=False)):
-        scores = client_scores.scores_of(of_seeds, view)
-        client_scores.distribution(axes, scores, below=below, percent=percent, seeds=len(of_seeds))
-        axes.set_title(label)
+        client_scores.distribution(axes, {label: of_seeds}, view=view, below=options.below)
+        axes.set(title=label, xlabel="")
         axes.label_outer()
         axes.tick_params(labelbottom=place + across >= len(runs))  # the lowest in its column
     for axes in places[len(runs) :]:
         axes.remove()
-    made.supxlabel(metric_label(next(iter(runs.values()))[0], view), fontsize="medium")
+    made.supxlabel(metric_label(metric_of(runs), view), fontsize="medium")
     return made
 
 

@@ -18,9 +18,11 @@ NAMES = {"pre": "of personal models", "post": "after local training", "global": 
 
 
 def results(*sources: Any) -> dict[str, list[Result]]:
-    """Results by the label of their method, one per seed, from any of these: the folder of a run, a comparison, a sweep
-    or a reproduction, or one that has runs in it; a `Result`; a `Comparison` or a `Sweep` with a folder; a dictionary
-    like the one that is returned.
+    """Results by the label of their method, one per seed. All figures take them, or what this function takes.
+
+    Args:
+        *sources: the folder of a run, a comparison, a sweep or a reproduction, or one that has runs in it; a `Result`;
+            a `Comparison` or a `Sweep` with a folder; a dictionary like the one that is returned.
 
     >>> import fedloom
     >>> from fedloom import plots
@@ -82,10 +84,10 @@ def with_view(runs: Runs, view: str) -> dict[str, list[Result]]:
     return found
 
 
-def metric_label(result: Result, view: str) -> str:
+def metric_label(metric: str, view: str) -> str:
     """What an axis with scores says."""
-    unit = " (%)" if in_percent(result.metric) else ""
-    return f"{result.metric.replace('_', ' ')} {NAMES[view]}{unit}"
+    unit = " (%)" if in_percent(metric) else ""
+    return f"{metric.replace('_', ' ')} {NAMES[view]}{unit}"
 
 
 def metric_of(runs: Runs) -> str:

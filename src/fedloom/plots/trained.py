@@ -43,8 +43,9 @@ def tsne(axes: Axes, features: Features, *, by: str = "class", points: np.ndarra
             box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
             axes.text(x, y, names[group], ha="center", va="center", fontsize="small", bbox=box)
     axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(True)
     silhouette = features.silhouette(by)
-    value = "one group only" if math.isnan(silhouette) else f"silhouette {silhouette:.2f}"
+    value = "one group only" if math.isnan(silhouette) else f"silhouette {silhouette:z.2f}"
     axes.set_title(f"by {by}: {value}")
     return axes
 
@@ -65,10 +66,13 @@ def landscape(axes: Axes, found: Landscape, *, levels: Sequence[float] | None = 
         levels: losses at which there is a line; `loss_levels` has the same for several landscapes.
     """
     levels = loss_levels([found]) if levels is None else list(levels)
-    losses = np.where(np.isfinite(found.losses), found.losses, np.nanmax(np.array(levels)))
-    axes.contourf(
-        found.steps, found.steps, losses, levels=levels, cmap=_light(), extend="both", norm=_logarithmic(levels)
-    )
+    losses = np.where(np.isfinite(found.losses), found.losses, max(levels))
+    if levels[0] > 0:  # a loss of 0 has no place on a logarithmic scale
+        losses = np.maximum(losses, levels[0] / 10)
+    if len(levels) > 1:
+        axes.contourf(
+            found.steps, found.steps, losses, levels=levels, cmap=_light(), extend="both", norm=_logarithmic(levels)
+        )
     lines = axes.contour(found.steps, found.steps, losses, levels=levels, colors="black", linewidths=0.5)
     axes.clabel(lines, fontsize="x-small", fmt=lambda level: f"{level:.3g}")
     angle = np.linspace(0, 2 * np.pi, 200)
@@ -82,7 +86,11 @@ def landscape(axes: Axes, found: Landscape, *, levels: Sequence[float] | None = 
 
 def loss_levels(landscapes: Sequence[Landscape]) -> list[float]:
     """Losses for contour lines that are the same for all of these landscapes: round numbers, as dense as is needed for
-    eight lines, or evenly spaced losses where even that is too few."""
+    eight lines, or evenly spaced losses where even that is too few.
+
+    Args:
+        landscapes: see `fedloom.plots.loss_landscape`.
+    """
     losses = np.concatenate([each.losses.ravel() for each in landscapes])
     losses = losses[np.isfinite(losses)]
     low, high = (float(losses.min()), float(losses.max())) if len(losses) else (0.0, 1.0)

@@ -181,14 +181,15 @@ def configurations(methods: Iterable[str], config: Mapping[str, Any]) -> list[Co
 
 def read_comparison(folder: Path) -> tuple[list[str], list[int], ConfigDict]:
     """Methods, seeds and configuration of the comparison in a folder, to continue it."""
-    found = _stored(folder)
+    found = stored_config(folder)
     for place in found.pop(METHOD_FILES, []):
         name, _, where = str(place).partition(" ")
         load_recorded(name, where)  # from now on it is registered
     return found.pop("methods"), found.pop("seeds"), found
 
 
-def _stored(folder: Path) -> ConfigDict:
+def stored_config(folder: Path) -> ConfigDict:
+    """The configuration of the comparison in a folder, with its methods and seeds."""
     open_manifest(folder, FILE)
     config = read_config(folder / FILE)
     methods, seeds = config.pop("methods", None), config.pop("seeds", None)
@@ -219,7 +220,7 @@ def carry_out(
         entries = with_equal_budgets(entries, described[EQUAL_BUDGET], data)
     study = Study(
         file=FILE,
-        read=_stored,
+        read=stored_config,
         config=described,
         data=data,
         names=[label for label in labels for _ in seeds],
@@ -241,7 +242,7 @@ def carry_out(
 
 def load_comparison(folder: Path) -> Comparison:
     """The comparison in a folder, which must be finished."""
-    config = _stored(folder)
+    config = stored_config(folder)
     results = (
         (name, seed, load_run(run_folder(folder, name, seed)))
         for name in config["methods"]

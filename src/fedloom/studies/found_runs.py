@@ -31,8 +31,10 @@ class FoundRun(NamedTuple):
 class FoundRuns(NamedTuple):
     """All runs of a folder, which are on one task."""
 
+    folder: Path
     runs: list[FoundRun]
     waiting: int  # runs that have no evaluated round yet
+    equal_budget: str | None = None  # the method of a comparison whose budget all others have
 
 
 def find_runs(folder: Path) -> FoundRuns:
@@ -52,12 +54,12 @@ def find_runs(folder: Path) -> FoundRuns:
             raise UserError(f"{folder} has no results yet; wait for the first evaluated round.")
         raise UserError(f"There are no runs in {folder}; give the folder of a run, or one that has runs in it.")
     check_one_task(ready)
-    labels = _labels(folder, ready)
+    labels, equal_budget = _labels(folder, ready)
     runs = [
         FoundRun(label, int(result.config["seed"]), path, result, RunDirectory(path).finished)
         for label, (path, result) in zip(labels, ready, strict=True)
     ]
-    return FoundRuns(runs, waiting)
+    return FoundRuns(folder, runs, waiting, equal_budget)
 
 
 def run_directories(folder: Path) -> list[Path]:
@@ -92,13 +94,14 @@ def check_one_task(runs: Sequence[tuple[Path, Result]]) -> None:
                 )
 
 
-def _labels(folder: Path, runs: Sequence[tuple[Path, Result]]) -> list[str]:
-    """What the runs are called: as a comparison calls its methods, else by the method and the settings that differ."""
+def _labels(folder: Path, runs: Sequence[tuple[Path, Result]]) -> tuple[list[str], str | None]:
+    """What the runs are called: as a comparison calls its methods, else by the method and the settings that differ. And
+    the method whose budget all have, if a comparison says so."""
     if (folder / compare.FILE).exists():
-        methods, seeds, _ = compare.read_comparison(folder)
-        known = {run_folder(folder, method, seed): method for method in methods for seed in seeds}
-        return [known.get(path, path.parent.name) for path, _ in runs]
-    return distinguished([result.config for _, result in runs])
+        config = compare.stored_config(folder)  # and not the code of methods that are in files
+        known = {run_folder(folder, method, seed): method for method in config["methods"] for seed in config["seeds"]}
+        return [known.get(path, path.parent.name) for path, _ in runs], config.get(compare.EQUAL_BUDGET)
+    return distinguished([result.config for _, result in runs]), None
 
 
 def distinguished(configs: Sequence[ConfigDict]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,8 +17,12 @@ from fedloom.studies.found_runs import find_runs, run_directories
 from fedloom.studies.report_data import collect
 
 HOST = "127.0.0.1"
-WATCHED = ("rounds.parquet", "plan.json", "final/run.safetensors")  # of a run; one of them changes with its results
-WAITING = "<!DOCTYPE html><meta charset='utf-8'><meta http-equiv='refresh' content='2'><title>FedLoom</title><p>"
+WATCHED = ("rounds.parquet", "plan.json", "summary.json")  # of a run; one of them changes with its results
+WAITING = (
+    "<!DOCTYPE html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+    "<meta name='color-scheme' content='light dark'><meta http-equiv='refresh' content='2'><title>FedLoom</title>"
+    "<body style='font-family: sans-serif; margin: 2rem'><p>"
+)
 
 
 class LiveReport(ThreadingHTTPServer):
@@ -28,19 +33,19 @@ class LiveReport(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    state: tuple[Any, ...] | None  # of the files that `data` was collected from
+    data: dict[str, Any]
+    problem: str  # why there are no data
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.lock = folder, threading.Lock()
-        self.state, self.data, self.problem = (), {}, ""
+        self.state, self.data, self.problem = None, {}, ""
         if not folder.is_dir():
             raise UserError(f"There is no folder {folder}; give the folder of a run, or one that has runs in it.")
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
             raise UserError(f"Port {port} cannot be used ({error.strerror}); give another one with --port.") from None
-
-    state: tuple[Any, ...]
-    data: dict[str, Any]
 
     @property
     def address(self) -> str:
@@ -58,13 +63,20 @@ class LiveReport(ThreadingHTTPServer):
         with self.lock:
             state = tuple(_stamp(path / name) for path in run_directories(self.folder) for name in WATCHED)
             if state != self.state:
+                stamp = hashlib.sha256(repr(state).encode()).hexdigest()[:32]
                 try:
-                    stamp = hashlib.sha256(repr(state).encode()).hexdigest()[:32]
                     self.data, self.problem = collect(find_runs(self.folder)) | {"live": stamp}, ""
                     self.state = state
                 except UserError as error:
                     self.problem = str(error)
+                except Exception as error:  # tables of different rounds, because files are replaced one by one
+                    self.problem = f"{self.folder} cannot be read just now ({error}); this page tries again."
             return self.data, self.problem
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away before it has its answer is no error."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -81,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/data.json" and data:
             etag = f'"{data["live"]}"'
             if self.headers.get("If-None-Match") == etag:
-                self._send(HTTPStatus.NOT_MODIFIED)
+                self._send(HTTPStatus.NOT_MODIFIED, etag=etag)
             else:
                 self._send(HTTPStatus.OK, "application/json", as_json(data), etag)
         else:

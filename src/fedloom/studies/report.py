@@ -16,7 +16,7 @@ FILE = "report.html"
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     """Write a page about the runs in a folder: who is served how well, at what cost, and who is left behind.
 
-    >>> fedloom.write_report("runs/compare-digits-1")
+    >>> fedloom.write_report("runs/compare-digits-1")  # doctest: +SKIP
 
     The page is one file, which needs no network. An older page is replaced.
 

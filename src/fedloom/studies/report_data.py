@@ -17,11 +17,23 @@ import pyarrow.compute as pc
 from fedloom import __version__
 from fedloom.config.files import to_yaml
 from fedloom.core.algorithm import ALGORITHMS
+from fedloom.core.errors import UserError
 from fedloom.core.federation import SPLITS
 from fedloom.metrics.leaderboard import BASELINE, WITHOUT_MODEL, leaderboard
 from fedloom.metrics.registry import column_name, in_percent, sign
-from fedloom.report.leaderboard import VIEWS, format_cell, main_rows, tables, tails
+from fedloom.report.leaderboard import (
+    COMPUTATION,
+    COSTS,
+    VIEWS,
+    budget_sentences,
+    format_cell,
+    format_number,
+    main_rows,
+    tables,
+    tails,
+)
 from fedloom.runs.directory import RunDirectory
+from fedloom.runs.folders import reported_damage
 from fedloom.storage.files import read_json, read_table
 from fedloom.studies.compare import score, without_model
 from fedloom.studies.found_runs import FoundRun, FoundRuns, about_progress, by_label
@@ -33,14 +45,30 @@ MOST_CLIENTS = 2000  # with more, the page shows some of them
 MOST_POINTS = 400  # rounds of a curve
 MOST_LABELS = 100_000  # numbers of samples by client and class
 MISSING = 65535  # stands for NaN
+BUDGET = {key: COMPUTATION[key] for key in ("gradients_in_all", "samples_in_all")}
 SCREENED = ("diverged", "left_out")  # reported by the engine, not by a method
+HELD_OUT = {"new": "held-out clients, on arrival", "joined": "held-out clients, joined"}  # further views
+AGENT = {"eta": "learning rate eta", "alpha": "local epochs alpha", "reward": "reward of a client's agent"}
+REPORTED = {  # method -> number that it reports -> what that is; others are called by their names
+    "dap-fl": AGENT,
+    "page": {
+        **AGENT,
+        "U": "discounted rewards U of a client",
+        "state": "accuracy that a client's agent sees",
+        "p": "weight p of a client in the average",
+        "reward_CS": "reward of the server's agent",
+        "U_CS": "discounted rewards U of the server",
+    },
+    "plgu-grep": {"xi": "layer scores xi"},
+    "plgu-lf": {"xi": "layer scores xi"},
+}
 
 
 def collect(found: FoundRuns) -> Json:
     """Everything that the page shows of these runs."""
     methods = by_label(found.runs)
     first = found.runs[0].result
-    board = _board(methods, first.metric)
+    board = _board(methods, first.metric, found.equal_budget)
     partition = _Partition(found.runs[0].folder, first, methods)
     rows = sum(len(_rounds(mine)) for mine in methods.values()) * len(VIEWS)
     thin = max(1, math.ceil(rows * max(1, len(partition.shown)) / MOST_CELLS))
@@ -51,11 +79,13 @@ def collect(found: FoundRuns) -> Json:
         "version": __version__,
         "progress": about_progress(found),
         "task": _task(first, partition),
-        "views": {view: VIEWS[view] for view in VIEWS if any(view in method["curves"] for method in described)},
+        "views": {
+            k: text for k, text in (VIEWS | HELD_OUT).items() if any(k in method["curves"] for method in described)
+        },
         "partition": partition.described(),
         "methods": described,
         "tables": _tables(board),
-        "runs": [_run(run) for run in found.runs],
+        "runs": [_run(run, found.folder) for run in found.runs],
     }
     return _clean({**data, "findings": findings(data, board)})
 
@@ -88,26 +118,29 @@ def _task(result: Result, partition: _Partition) -> Json:
 # -- leaderboard ------------------------------------------------------------------------------------------------------
 
 
-def _board(methods: Mapping[str, Sequence[FoundRun]], metric: str) -> list[Json]:
+def _board(methods: Mapping[str, Sequence[FoundRun]], metric: str, equal_budget: str | None) -> list[Json]:
     runs = []
     for label, mine in methods.items():
         for run in mine:
             runs.append(score(label, run.seed, run.result))
             if label == BASELINE and (baseline := without_model(runs[-1], run.result)) is not None:
                 runs.append(baseline)
-    return leaderboard(runs, metric)
+    return leaderboard(runs, metric, equal_budget)
 
 
 def _tables(board: list[Json]) -> list[Json]:
-    """The tables of the leaderboard, as they are printed: each cell has a number to sort by, and its text."""
+    """The tables of the leaderboard, as they are printed, with what was computed: each cell has a number to sort by,
+    and its text."""
     found = []
     for table in tables(board):
-        titles = {key: title for key, (title, _) in table.columns.items()} | dict(table.costs)
+        budget = BUDGET if table.ranked or table.costs == COSTS else {}
+        titles = {key: title for key, (title, _) in table.columns.items()} | dict(table.costs) | budget
         shown = [key for key in titles if any(row.get(key) is not None for row in table.rows)]
         rows = []
         for row in table.rows:
             cells = [format_cell(row, column, with_std) for column, (_, with_std) in table.columns.items()]
-            texts = dict(zip(titles, [*cells, *table.cost_cells(row)], strict=True))
+            spent = [format_number(row[key]) if key in row else "" for key in budget]
+            texts = dict(zip(titles, [*cells, *table.cost_cells(row), *spent], strict=True))
             found_cells = [[row.get(key), texts[key]] for key in shown]
             rows.append({"method": row["method"], "rank": row.get("rank"), "cells": found_cells})
         columns = [{"key": key, "title": titles[key]} for key in shown]
@@ -124,24 +157,25 @@ class _Partition:
     """Clients of a run, and their samples. Of very many, `shown` are some."""
 
     def __init__(self, folder: Path, result: Result, methods: Mapping[str, Sequence[FoundRun]]) -> None:
-        table = read_table(folder / "partition.parquet")
-        self.table = table.filter(pc.field("client") >= 0)
         path = folder / "names.json"
-        self.names = read_json(path) if path.exists() else {"clients": [], "classes": []}
+        with reported_damage(folder):
+            table = read_table(folder / "partition.parquet")
+            self.names = read_json(path) if path.exists() else {"clients": [], "classes": []}
+        self.table, self.has_classes = table.filter(pc.field("client") >= 0), result.basic_metric == "accuracy"
         self.clients = len(self.table)
         evaluated = np.unique(result.clients["client"].to_numpy())
         self.shown = self._chosen(evaluated, result)
 
     def _chosen(self, evaluated: np.ndarray, result: Result) -> np.ndarray:
-        """Of very many clients half are the worst served by the first method, and half are chosen at random."""
+        """Of very many clients some, from the worst to the best served by the first method at equal distances: their
+        scores are distributed as those of all."""
         if len(evaluated) <= MOST_CLIENTS:
             return evaluated
-        ids, values = _values(result, result.last()["round"], "pre")
-        order = ids[np.argsort(sign(result.metric) * np.nan_to_num(values, nan=np.inf))]
-        worst = order[: MOST_CLIENTS // 2]
-        others = np.setdiff1d(evaluated, worst)
-        chance = np.random.default_rng(0).choice(others, MOST_CLIENTS - len(worst), replace=False)
-        return np.sort(np.concatenate([worst, chance]))
+        ids, values = _values(result, result.best_on_validation("pre")["round"], "pre")
+        scores = np.full(len(evaluated), np.nan)
+        scores[np.searchsorted(evaluated, ids)] = values
+        order = evaluated[np.argsort(sign(result.metric) * scores, kind="stable")]
+        return np.sort(order[np.linspace(0, len(order) - 1, MOST_CLIENTS).round().astype(int)])
 
     def described(self) -> Json:
         rows = self.table.filter(pc.is_in(pc.field("client"), pa.array(self.shown)))
@@ -149,14 +183,14 @@ class _Partition:
         labels = rows["labels"].to_pylist()
         names, classes = self.names["clients"], self.names["classes"]
         held_out = rows["held_out"].to_pylist() if "held_out" in rows.column_names else None
-        width = len(labels[0]) if labels else 0
+        width = len(labels[0]) if labels and self.has_classes else 0
         return {
             "ids": self.shown.tolist(),
             "names": [str(names[i]) if i < len(names) else f"client {i}" for i in self.shown],
             "classes": [str(classes[c]) if c < len(classes) else str(c) for c in range(width)],
             "samples": [sum(each) for each in zip(*sizes.values(), strict=True)],
             "sizes": sizes,
-            "labels": labels if width * len(labels) <= MOST_LABELS else None,
+            "labels": labels if 0 < width * len(labels) <= MOST_LABELS else None,
             "held_out": held_out,
             "clients": self.clients,
         }
@@ -168,8 +202,9 @@ class _Partition:
 def _method(label: str, runs: Sequence[FoundRun], partition: _Partition, thin: int) -> Json:
     """Everything about one method, with means over its seeds."""
     results = [run.result for run in runs]
+    column = column_name(results[0].metric)
     rounds = _rounds(runs)
-    views = [view for view in results[0].views() if any(f"{view}_" in name for name in results[0].clients.column_names)]
+    views = [view for view in (*VIEWS, *HELD_OUT) if all(f"{view}_{column}" in r.clients.column_names for r in results)]
     at = rounds[:: max(1, math.ceil(len(rounds) / MOST_POINTS))]
     at = sorted({*at, *rounds[-1:]})
     kept = sorted({*rounds[::thin], *rounds[-1:]})
@@ -181,24 +216,28 @@ def _method(label: str, runs: Sequence[FoundRun], partition: _Partition, thin: i
         "seeds": [run.seed for run in runs],
         "finished": all(run.finished for run in runs),
         "stopped": next((r.stopped for r in results if r.stopped), ""),
-        "curves": {view: _curves(results, view, at) for view in results[0].views()},
+        "curves": {view: _curves(results, view, at) for view in views},
         "axes": _axes(results, at),
         "rounds": kept,
         "scores": {view: _scores(results, view, kept, partition.shown) for view in views},
         "final": {view: _final(results, view, partition.shown) for view in views},
-        "reports": _reports(results, at),
+        "reports": _reports(results, at, REPORTED.get(name, {})),
         "screened": _screened(results, partition.shown),
         "confusion": _confusion(results),
         "reliability": _reliability(results),
         "uploads": uploads,
         "epsilon": max((r.epsilon for r in results if r.epsilon is not None), default=None),
-        "private": results[0].config.get("dp_clip") is not None,
     }
 
 
 def _rounds(runs: Sequence[FoundRun]) -> list[int]:
     """Rounds that were evaluated with all seeds."""
     common = set.intersection(*({row["round"] for row in run.result.rounds} for run in runs))
+    if not common:
+        raise UserError(
+            f"The runs of {runs[0].label} have no evaluated round in common; wait for the next one, or give the folder "
+            "of one of them."
+        )
     return sorted(common)
 
 
@@ -266,34 +305,36 @@ def _scores(results: Sequence[Result], view: str, rounds: Sequence[int], ids: np
 
 
 def _final(results: Sequence[Result], view: str, ids: np.ndarray) -> Json:
-    """The metric of every client in the round that is best on validation data: mean, lowest and highest over seeds."""
+    """The metric of every client in the round that is best on validation data: mean, lowest and highest over seeds; and
+    the mean over all clients. Held-out clients have no say in which round that is."""
     rows = np.full((len(results), len(ids)), np.nan)
-    for row, result in zip(rows, results, strict=True):
-        clients, values = _values(result, result.best_on_validation(view)["round"], view)
+    best = [result.best_on_validation("pre" if view in HELD_OUT else view) for result in results]
+    for row, result, chosen in zip(rows, results, best, strict=True):
+        clients, values = _values(result, chosen["round"], view)
         known = np.isin(clients, ids)
         row[np.searchsorted(ids, clients[known])] = values[known]
     mean = _mean_of_known(rows)
     low, high = (f(np.where(np.isnan(rows), mean, rows), axis=0) for f in (np.min, np.max))
     return {
-        "round": float(np.mean([result.best_on_validation(view)["round"] for result in results])),
+        "score": _mean([chosen.get(f"{view}_{column_name(results[0].metric)}_mean") for chosen in best]),
         **{name: np.round(v, 4).tolist() for name, v in (("mean", mean), ("low", low), ("high", high))},
     }
 
 
-def _reports(results: Sequence[Result], at: Sequence[int]) -> list[Json]:
+def _reports(results: Sequence[Result], at: Sequence[int], texts: Mapping[str, str]) -> list[Json]:
     """Numbers that the method reports. Of clients, mean and range over the cohort; of vectors, the mean."""
     tables, found = [result.reports for result in results], []
     for name in tables[0].column_names:
         if name in ("round", "client", *SCREENED):
             continue
-        kind = tables[0].schema.field(name).type
+        kind, about = tables[0].schema.field(name).type, texts.get(name, name.replace("_", " "))
         if pa.types.is_list(kind):
-            found.append(_vector_report(name, tables, at))
+            found.append({"name": about, "who": "vector", **_vector_report(name, tables, at)})
         elif pa.types.is_floating(kind) or pa.types.is_integer(kind):
             for who, keep in (("clients", pc.field("client") >= 0), ("server", pc.field("client") < 0)):
                 part = [t.filter(keep & pc.field(name).is_valid()) for t in tables if name in t.column_names]
                 if any(len(t) for t in part):
-                    found.append({"name": name, "who": who, **_report_curve(name, part, at)})
+                    found.append({"name": about, "who": who, **_report_curve(name, part, at)})
     return found
 
 
@@ -312,7 +353,7 @@ def _vector_report(name: str, tables: Sequence[pa.Table], at: Sequence[int]) -> 
         for t, row in zip(part["round"].to_pylist(), part[name].to_pylist(), strict=True):
             means.setdefault(t, []).append(np.asarray(row, dtype=np.float64))
     rounds = [t for t in at if t in means]
-    return {"name": name, "who": "vector", "rounds": rounds, "values": [np.mean(means[t], 0).tolist() for t in rounds]}
+    return {"rounds": rounds, "values": [np.mean(means[t], 0).tolist() for t in rounds]}
 
 
 def _screened(results: Sequence[Result], ids: np.ndarray) -> Json:
@@ -361,17 +402,18 @@ def _reliability(results: Sequence[Result]) -> list[list[float]] | None:
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
-def _run(run: FoundRun) -> Json:
+def _run(run: FoundRun, folder: Path) -> Json:
     """How a run was made."""
     starts = run.folder / "environment.json"
-    found = read_json(starts, "starts") if starts.exists() else []
+    with reported_damage(run.folder):
+        found = read_json(starts, "starts") if starts.exists() else []
     last = found[-1] if found else {}
     command = [Path(word).name if j == 0 else word for j, word in enumerate(last.get("command", []))]
     plan = RunDirectory(run.folder).plan()
     return {
         "label": run.label,
         "seed": run.seed,
-        "folder": run.folder.name,
+        "folder": run.folder.name if run.folder == folder else run.folder.relative_to(folder).as_posix(),
         "finished": run.finished,
         "round": run.result.last()["round"],
         "rounds": run.result.config.get("rounds"),
@@ -391,7 +433,7 @@ def findings(data: Json, board: list[Json]) -> list[str]:
     """What a reader should know first, in sentences: who is best, who is left behind, what it cost, what is sent."""
     task = data["task"]
     rows = [row for row in main_rows(board) if row["method"] not in WITHOUT_MODEL]
-    return [*_best(rows, task), *_left_behind(rows, data), *_cost(rows), *_sent(data)]
+    return [*_best(rows, task), *_left_behind(rows, data), *budget_sentences(board), *_sent(data)]
 
 
 def _best(rows: list[Json], task: Json) -> list[str]:
@@ -416,7 +458,7 @@ def _left_behind(rows: list[Json], data: Json) -> list[str]:
         if len(scored) > 1:
             found.append(f"Best {what}: {best['method']} ({_number(best[low], task)}).")
         else:
-            found.append(f"The {task['tails'][0]} of clients have {_number(best[low], task)}.")
+            found.append(f"Mean {task['metric']} of the {task['tails'][0]} of clients: {_number(best[low], task)}.")
     harmed = [row for row in rows if row.get("harmed") is not None and row["method"] != BASELINE]
     if harmed:
         least, most = (f(harmed, key=lambda row: row["harmed"]) for f in (min, max))
@@ -430,25 +472,16 @@ def _left_behind(rows: list[Json], data: Json) -> list[str]:
     return found
 
 
-def _cost(rows: list[Json]) -> list[str]:
-    spent = [row for row in rows if row.get("samples_in_all")]
-    if len(spent) < 2:
-        return []
-    least, most = (f(spent, key=lambda row: row["samples_in_all"]) for f in (min, max))
-    ratio = most["samples_in_all"] / least["samples_in_all"]
-    if ratio < 1.05:
-        return ["All methods compute about as much."]
-    return [f"{most['method']} computes {ratio:.1f} times as much as {least['method']}."]
-
-
 def _sent(data: Json) -> list[str]:
     sending = [method for method in data["methods"] if method["uploads"]]
     if not sending:
         return []
-    if all(method["private"] for method in sending):
-        epsilon = max(method["epsilon"] or 0.0 for method in sending)
+    without = [method["label"] for method in sending if method["epsilon"] in (None, math.inf)]
+    if not without:
+        epsilon = max(method["epsilon"] for method in sending)
         return [f"Uploads have differential privacy, with epsilon {epsilon:.3g} at most."]
-    return ["Uploads have no differential privacy: the server sees what each client sends (below, under Cost)."]
+    of = f" of {_listed(without)}" if len(without) < len(sending) else ""
+    return [f"Uploads{of} have no differential privacy: the server sees what each client sends (below, under Cost)."]
 
 
 def _number(value: float, task: Json) -> str:

@@ -37,16 +37,17 @@ const methodDash = (methods) => ({
 });
 const quantity = (field, title, more = {}) => ({field, type: "quantitative", title, scale: {zero: false, nice: false}, ...more});
 const unlabelled = (values) => (values.length > MOST_LABELS ? {labels: false, ticks: false} : {});
-const grey = () => ({symbolFillColor: css("quiet"), symbolStrokeColor: css("quiet")});
+const sizes = () => ({symbolFillColor: css("quiet"), symbolStrokeColor: css("quiet"), tickCount: 3});
 // a line of a tooltip; numbers have a format
 const tip = (field, title, format) => ({field, title: title ?? field, format, type: format ? "quantitative" : "nominal"});
 
 // Mean over clients by round or by what was spent, with the range from the worst to the best clients.
 function curves({points, methods, x, y, band, height = 320}) {
-  const colour = methodColour(methods);
-  const line = {x: quantity("x", x.title, {axis: {format: x.format, tickCount: 6}}), color: colour};
+  const colour = methodColour(methods), ends = points.flatMap((p) => (band ? [p.y, p.low, p.top] : [p.y])).filter(known);
+  const low = Math.min(...ends), flat = low === Math.max(...ends) ? {scale: {domain: [low - 1, low + 1]}} : {};
+  const line = {x: quantity("x", x.title, {axis: {...x.axis, tickCount: 6}}), color: colour};
   const layers = [
-    {mark: {type: "line", strokeWidth: 2, clip: true}, encoding: {...line, y: quantity("y", y), strokeDash: methodDash(methods)}},
+    {mark: {type: "line", strokeWidth: 2, clip: true}, encoding: {...line, y: quantity("y", y, flat), strokeDash: methodDash(methods)}},
     {mark: {type: "circle", opacity: 0, size: 80}, encoding: {...line, y: quantity("y", y), tooltip: [
       tip("method"), tip("round"), tip("y", y, ".4~r"),
       ...(band ? [tip("low", band[0], ".4~r"), tip("top", band[1], ".4~r")] : []),
@@ -70,20 +71,20 @@ function histogram({bins, colour, threshold, domain, x, higher}) {
         opacity: {condition: {test: higher ? "datum.to <= threshold" : "datum.from >= threshold", value: 1}, value: 0.35},
         tooltip: [tip("range", x), tip("count", "clients")],
       }},
-      {mark: {type: "rule", color: css("ink"), strokeDash: [4, 3]}, encoding: {x: {datum: {expr: "threshold"}, type: "quantitative"}}},
+      {data: {values: [{}]}, mark: {type: "rule", color: css("ink"), strokeDash: [4, 3]}, encoding: {x: {datum: {expr: "threshold"}, type: "quantitative"}}},
     ],
   };
 }
 
 // Scores of clients (rows) over rounds.
-function strip({cells, rows, rounds, x, y, score}) {
+function strip({cells, rows, rounds, x, y, score, higher}) {
   return {
     height: Math.min(520, Math.max(120, rows * 14)), data: {values: cells},
     mark: {type: "rect", tooltip: true},
     encoding: {
       x: {field: "round", type: "ordinal", title: x, axis: {values: spaced(rounds, 8), labelAngle: 0, grid: false}},
       y: {field: "row", type: "ordinal", title: y, sort: null, axis: rows > MOST_LABELS ? {labels: false, ticks: false} : {}},
-      color: {field: "score", type: "quantitative", title: score, scale: {range: [css("low"), css("high")]}, legend: {gradientLength: 160}},
+      color: {field: "score", type: "quantitative", title: score, scale: {range: [css("low"), css("high")], reverse: !higher}, legend: {gradientLength: 160}},
       tooltip: [tip("who", "client"), tip("round"), tip("score", score, ".4~r")],
     },
   };
@@ -101,10 +102,10 @@ function pairs({points, x, y}) {
         encoding: {x: {field: "a", type: "quantitative", scale}, y: {field: "a", type: "quantitative", scale}}},
       {data: {values: points}, mark: {type: "point", filled: true, opacity: 0.8, cursor: "pointer"}, encoding: {
         x: {field: "x", type: "quantitative", title: x, scale, axis: {tickCount: 8}}, y: {field: "y", type: "quantitative", title: y, scale},
-        size: {field: "samples", type: "quantitative", title: "samples", scale: {range: [30, 260]}, legend: grey()},
+        size: {field: "samples", type: "quantitative", title: "samples", scale: {range: [30, 260]}, legend: sizes()},
         color: {field: "side", type: "nominal", title: null, scale: {domain: ["gains", "loses", "same"], range: [css("gain"), css("loss"), css("quiet")]}},
         shape: {field: "side", type: "nominal", title: null, scale: {domain: ["gains", "loses", "same"], range: ["triangle-up", "triangle-down", "circle"]}},
-        tooltip: [tip("client"), tip("x", x, ".4~r"), tip("y", y, ".4~r"), tip("gain", undefined, "+.4~r"), tip("samples")],
+        tooltip: [tip("client"), tip("x", x, ".4~r"), tip("y", y, ".4~r"), tip("gain", undefined, "+.4~r"), tip("samples"), ...(points[0]?.classes ? [tip("classes")] : [])],
       }},
     ],
   };
@@ -120,7 +121,7 @@ function partition({cells, clients, classes}) {
   if (!circles) return {height, data: {values: cells}, mark: "rect", encoding: {x, y, tooltip, color: {field: "samples", type: "quantitative"}}};
   return {
     height, data: {values: cells}, mark: {type: "circle", color: css("gain"), opacity: 0.8},
-    encoding: {x, y, tooltip, size: {field: "samples", type: "quantitative", title: "samples", scale: {range: [4, 200]}, legend: grey()}},
+    encoding: {x, y, tooltip, size: {field: "samples", type: "quantitative", title: "samples", scale: {range: [4, 200]}, legend: sizes()}},
   };
 }
 
@@ -133,17 +134,48 @@ const bars = ({values, x, y, height = 120}) => ({
 });
 
 // What methods reach, by what they cost.
-function cost({points, methods, x, y}) {
-  const places = {x: quantity("x", x.title, {axis: {format: x.format, tickCount: 6}, scale: {zero: true}}), y: quantity("y", y, {scale: {zero: false}})};
-  const largest = Math.max(...points.map((point) => point.x));
-  const tooltip = [tip("method"), tip("y", y, ".4~r"), tip("told", x.title)];
+function cost({points, methods, x, y, width, height = 320}) {
+  const limits = (values, from) => {  // with some room on both sides
+    const [low, high] = [from ?? Math.min(...values), Math.max(...values)], room = (high - low || Math.abs(high) || 1) / 15;
+    return [low - room, high + room];
+  };
+  const domain = {x: limits(points.map((p) => p.x), 0), y: limits(points.map((p) => p.y))};
+  const pixel = (value, [low, high], length) => (length * (value - low)) / (high - low);
+  const inner = width - 60;  // about what the axis leaves
+  const names = withoutOverlap(points.map((p) => ({
+    text: p.method, x: pixel(p.x, domain.x, inner), y: height - pixel(p.y, domain.y, height),
+  })), inner, height);
+  const values = points.map((p, i) => ({...p, ...names[i]}));
+  const scale = (of) => ({scale: {domain: domain[of], nice: false, zero: false}});
+  const places = {x: quantity("x", x.title, {axis: {...x.axis, tickCount: 6}, ...scale("x")}), y: quantity("y", y, scale("y"))};
+  const tooltip = [tip("method"), tip("y", y, ".4~r"), tip("told", x.title)], color = methodColour(methods);
   return {
-    height: 300, data: {values: points},
+    height, data: {values},
     layer: [
-      {mark: {type: "circle", size: 110, opacity: 1}, encoding: {...places, tooltip, color: methodColour(methods)}},
-      {mark: {type: "text", dy: -12, color: css("ink"), limit: 160, align: {expr: `datum.x < ${largest / 8} ? "left" : datum.x > ${0.9 * largest} ? "right" : "center"`}}, encoding: {...places, text: {field: "method", type: "nominal"}}},
+      {mark: {type: "circle", size: 110, opacity: 1}, encoding: {...places, tooltip, color}},
+      {mark: {type: "text", fontSize: NAME_SIZE, fontWeight: 600, dx: {expr: "datum.dx"}, dy: {expr: "datum.dy"}, align: {expr: "datum.align"}, baseline: "middle"},
+        encoding: {...places, color, text: {field: "name", type: "nominal"}}},
     ],
   };
+}
+
+const NAME_SIZE = 12;  // pixels
+// Where the names of points are written: each at the first place around its point where it overlaps no point and no
+// other name. One that finds none is left out.
+function withoutOverlap(points, width, height) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = `600 ${NAME_SIZE}px system-ui, sans-serif`;
+  const taken = points.map(({x, y}) => [x - 7, y - 7, x + 7, y + 7]);
+  const free = ([a, b, c, d]) => a >= 0 && b >= 0 && c <= width && d <= height && !taken.some(([e, f, g, h]) => a < g && c > e && b < h && d > f);
+  const rows = [0, 1, -1, 2, -2, 3, -3, 4, -4, 5, -5, 6, -6, 7, -7];
+  const around = rows.flatMap((row) => [["left", 10], ["right", -10], ["center", 0]].map(([align, dx]) => ({align, dx, dy: row * (NAME_SIZE + 3)})));
+  return points.map(({text, x, y}) => {
+    const long = pen.measureText(text).width + 4, start = {left: 0, center: -long / 2, right: -long};
+    const box = ({align, dx, dy}) => [x + dx + start[align], y + dy - NAME_SIZE / 2, x + dx + start[align] + long, y + dy + NAME_SIZE / 2];
+    const place = around.find((each) => free(box(each)));
+    if (place) taken.push(box(place));
+    return {name: place ? text : "", dx: 0, dy: 0, align: "left", ...place};
+  });
 }
 
 // A number that a method reports, with its range over clients.
@@ -159,13 +191,13 @@ const reported = ({points, title, colour}) => ({
 });
 
 // A vector that a method reports, such as a score of every layer.
-const reportedVector = ({cells, title, rounds}) => ({
+const reportedVector = ({cells, title, rounds, entry}) => ({
   height: 150, data: {values: cells}, mark: "rect",
   encoding: {
     x: {field: "round", type: "ordinal", axis: {values: spaced(rounds, 5), labelAngle: 0}},
-    y: {field: "entry", type: "ordinal", title: "entry"},
+    y: {field: "entry", type: "ordinal", title: entry},
     color: {field: "value", type: "quantitative", title, legend: {gradientLength: 120}, scale: {range: [css("low"), css("high")]}},
-    tooltip: [tip("round"), tip("entry"), tip("value", title, ".4~r")],
+    tooltip: [tip("round"), tip("entry", entry), tip("value", title, ".4~r")],
   },
 });
 

@@ -87,6 +87,7 @@ function scoresOf(method, view) {
 // -- drawing ----------------------------------------------------------------------------------------------------------
 
 const drawings = new Map();  // element -> how its chart is made
+let resting;
 const watcher = new IntersectionObserver((entries) => {
   for (const entry of entries) {
     const drawing = drawings.get(entry.target);
@@ -96,20 +97,39 @@ const watcher = new IntersectionObserver((entries) => {
   }
 }, {rootMargin: "400px"});
 
-// A place for a chart, which is drawn when it is about to be seen. `about` is read by screen readers.
+// A place for a chart, which is drawn when it is about to be seen, or when the page has nothing else to do. `about` is
+// read by screen readers.
 function chart(about, spec, options = {}) {
   const place = make("div", {class: "chart", role: "img", "aria-label": about});
   drawings.set(place, {spec, stale: true, near: false, ...options});
   watcher.observe(place);
+  drawRest();
   return place;
+}
+
+// Draw what is not drawn yet, chart by chart, so that the page stays quick.
+function drawRest() {
+  clearTimeout(resting);
+  resting = setTimeout(() => {
+    for (const [place, drawing] of drawings) if (!place.isConnected) forget(place, drawing);
+    const next = [...drawings].find(([, drawing]) => drawing.stale);
+    if (next) { draw(...next); drawRest(); }
+  }, 30);
+}
+
+function forget(place, drawing) {
+  drawing.view?.finalize();
+  watcher.unobserve(place);
+  drawings.delete(place);
 }
 
 function draw(place, drawing) {
   drawing.stale = false;
   drawing.view?.finalize();
+  delete place.dataset.drawn;
   place.replaceChildren();
   const width = Math.max(200, Math.min(place.clientWidth, drawing.most ?? Infinity));
-  const specification = {width, autosize: {type: "fit-x", contains: "padding"}, config: config(), ...drawing.spec()};
+  const specification = {width, autosize: {type: "fit-x", contains: "padding"}, config: config(), ...drawing.spec(width)};
   const inner = make("div", {"aria-hidden": "true"});
   place.append(inner);
   const view = new vega.View(vega.parse(vegaLite.compile(specification).spec), {renderer: "canvas", logLevel: vega.Error});
@@ -120,10 +140,10 @@ function draw(place, drawing) {
 
 function redraw() {
   for (const [place, drawing] of drawings) {
-    if (!place.isConnected) { drawing.view?.finalize(); watcher.unobserve(place); drawings.delete(place); continue; }
     drawing.stale = true;
-    if (drawing.near) draw(place, drawing);
+    if (drawing.near && place.isConnected) draw(place, drawing);
   }
+  drawRest();
 }
 
 function showTooltip(_, event, item, value) {
@@ -180,23 +200,24 @@ function boardTable(found, refill) {
   const body = rows.map((row) => make("tr", {class: found.ranked && row.rank === 1 && rows.length > 1 ? "first" : null},
     ...(found.ranked ? [cell(row.rank === null ? "" : String(row.rank))] : []),
     make("th", {scope: "row", class: "text"}, ...(placeOf(row.method) >= 0 ? [swatch(placeOf(row.method)), " "] : []), row.method),
-    ...row.cells.map(([, text]) => cell(text))));
+    ...row.cells.map(([, text]) => cell(text.replace("± ", "±\u00a0")))));
   return [table(head, body, {"aria-label": `${found.title}, table`}), about(found.about)];
 }
 
 function axes() {
   return {
-    rounds: {title: "round", format: "~s"}, gradients: {title: "gradients per client", format: "~s"},
-    bytes: {title: "bytes sent, all clients", format: "~s"}, seconds: {title: "seconds", format: "~s"},
+    rounds: {title: "round", axis: {format: ",d", tickMinStep: 1}}, gradients: {title: "gradients per client", axis: {labelExpr: prefixed("")}},
+    bytes: {title: "bytes sent, all clients", axis: {labelExpr: prefixed(" + 'B'")}}, seconds: {title: "seconds", axis: {labelExpr: prefixed("")}},
   };
 }
+const prefixed = (end) => `format(datum.value, datum.value < 1000 ? '~r' : '~s')${end}`;
 
 function learningCurves(refill) {
   const methods = visible(), shown = Object.entries(data.views).filter(([view]) => methods.some((method) => method.curves[view]));
   const first = choice("curve-view", "Models", shown, refill);
   const second = choice("curve-x", "by", Object.entries(axes()).map(([key, x]) => [key, x.title]), refill);
   const third = choice("curve-y", "Value", [["mean", scoreTitle()], ["worst", "worst client"], ["loss", "test loss"]], refill);
-  const fourth = choice("curve-band", "Band", [["yes", data.task.tails.join(" to ")], ["no", "none"]], refill);
+  const fourth = choice("curve-band", "Band", [["yes", data.task.tails.join(" to ")], ["no", "none"]], refill, data.methods.length > 4 ? "no" : "yes");
   const [view, x, y] = [chosen["curve-view"], chosen["curve-x"], chosen["curve-y"]];
   const withBand = y === "mean" && chosen["curve-band"] === "yes" && methods.some((method) => method.curves[view]?.low5.some(known));
   const points = methods.flatMap((method) => {
@@ -253,14 +274,14 @@ function distribution(refill) {
   const drawn = make("table", {class: "wide"}, make("thead", {}, make("tr", {}, [header("method"), textHeader(`clients by ${scoreTitle()}`), header(`${side} the threshold`)])), make("tbody", {}, rows));
   moved();
   return [controls(select, make("label", {for: "threshold"}, "Threshold", slider), output), drawn,
-    about(`Every client counts once, with its mean over seeds in the round that is best on validation data. Strong bars are ${side} the threshold.`)];
+    about(`Every client counts once, with its mean over seeds in the round that is best on validation data. Strong bars are ${side} the threshold.${some()}`)];
 }
 
 // Width of the bins, and where they begin and end: points of a percentage, or forty bins.
 function binsFor(values) {
   const low = Math.min(...values), high = Math.max(...values);
   const step = data.task.percent ? (high - low > 60 ? 2 : 1) : 10 ** Math.floor(Math.log10(Math.max(high - low, 1e-9) / 15));
-  return [step, Math.floor(low / step) * step, Math.max(Math.ceil(high / step), Math.floor(low / step) + 1) * step];
+  return [step, Math.floor(low / step) * step, (Math.floor(high / step) + 1) * step];
 }
 
 function heatStrip(refill) {
@@ -285,9 +306,12 @@ function heatStrip(refill) {
   }
   return [controls(first, second, third),
     chart(`Heat strip: ${data.task.metric} of every client over rounds with ${method.label}`, () => strip({
-      cells, rows: Math.ceil(order.length / together), rounds, x: "round", y: together === 1 ? "client" : `clients, ${together} to a row`, score: scoreTitle()})),
-    about(`One row per ${together === 1 ? "client" : `${together} clients`}, one column per ${every === 1 ? "evaluated round" : `${every} evaluated rounds`}${method.seeds.length > 1 ? "; means over seeds" : ""}.`)];
+      cells, rows: Math.ceil(order.length / together), rounds, x: "round", y: together === 1 ? "client" : `clients, ${together} to a row`, score: scoreTitle(), higher: data.task.higher})),
+    about(`One row per ${together === 1 ? "client" : `${together} clients`}, one column per ${every === 1 ? "evaluated round" : `${every} evaluated rounds`}. The stronger the colour, the better${method.seeds.length > 1 ? "; means over seeds" : ""}.${some()}`)];
 }
+
+// What is said where not all clients are shown.
+const some = () => (data.partition.ids.length < data.partition.clients ? ` ${count(data.partition.ids.length)} of ${count(data.partition.clients)} clients are shown, at equal distances from the one that the first method serves worst to the one that it serves best.` : "");
 
 function gains(refill) {
   const all = data.methods, select = choice("gain-view", "Models", views(all), refill), view = chosen["gain-view"];
@@ -297,11 +321,13 @@ function gains(refill) {
   const others = having.filter((method) => method.label !== chosen["gain-reference"]);
   const first = choice("gain-method", "Clients with", others.map((m) => [m.label, m.label]), refill);
   const reference = methodOf(chosen["gain-reference"]), method = methodOf(chosen["gain-method"]);
-  if (!reference || !method || !others.length) return [controls(select, first, second), storyControls(refill), story()];
+  if (!reference || !method || !others.length) return [
+    about("With one method there is nothing to compare. A comparison with local shows who gains and who loses against training alone."), storyControls(refill), story(),
+  ];
   const points = data.partition.ids.map((_, i) => {
     const [x, y] = [reference.final[view].mean[i], method.final[view].mean[i]];
     const gain = known(x) && known(y) ? better(y, x) : null;
-    return {i, client: clientName(i), x, y, gain, samples: data.partition.samples[i], side: gain > 0 ? "gains" : gain < 0 ? "loses" : "same"};
+    return {i, client: clientName(i), x, y, gain, samples: data.partition.samples[i], classes: mix(i), side: gain > 0 ? "gains" : gain < 0 ? "loses" : "same"};
   }).filter((point) => known(point.gain));
   const losing = points.filter((point) => point.gain < 0).sort((a, b) => a.gain - b.gain);
   const winning = points.filter((point) => point.gain > 0);
@@ -326,7 +352,7 @@ function mix(i) {
   const labels = data.partition.labels?.[i];
   if (!labels?.length) return "";
   const total = labels.reduce((a, b) => a + b, 0), order = labels.map((n, c) => [n, c]).filter(([n]) => n).sort((a, b) => b[0] - a[0]);
-  const shown = order.slice(0, 3).map(([n, c]) => `${data.partition.classes[c]} ${Math.round((100 * n) / total)} %`);
+  const shown = order.slice(0, 3).map(([n, c]) => `${data.partition.classes[c]}: ${Math.round((100 * n) / total)} %`);
   return shown.join(", ") + (order.length > 3 ? `, ${order.length - 3} more` : "");
 }
 
@@ -336,15 +362,18 @@ function storyControls(refill) {
 }
 
 function story() {
-  const i = Number(chosen.client), sizes = data.partition.sizes, methods = visible(), view = views(methods)[0]?.[0];
-  const reference = methodOf(chosen["gain-reference"]), final = (method) => method?.final[view]?.mean[i];
+  const i = Number(chosen.client), sizes = data.partition.sizes, methods = visible(), heldOut = data.partition.held_out?.[i];
+  const [view, second] = heldOut ? ["new", "joined"] : [views(methods)[0]?.[0]];
+  const anyLost = methods.some((method) => Object.values(method.screened).some((counts) => counts[i]));
+  const compared = data.methods.length > 1, reference = methodOf(chosen["gain-reference"]), final = (method) => method?.final[view]?.mean[i];
   const rows = methods.filter((method) => known(final(method))).sort((a, b) => better(final(b), final(a))).map((method) => {
     const found = method.final[view], others = found.mean.filter(known);
     const place = 1 + others.filter((value) => better(value, found.mean[i]) > 0).length;
     const lost = Object.entries(method.screened).map(([why, counts]) => (counts[i] ? `${counts[i]} uploads ${why.replace("_", " ")}` : "")).filter(Boolean).join(", ");
     return make("tr", {}, make("th", {scope: "row", class: "text"}, named(method)), cell(score(found.mean[i])),
       cell(method.seeds.length > 1 ? `${score(found.low[i])} to ${score(found.high[i])}` : ""),
-      cell(known(final(reference)) ? signed(better(found.mean[i], final(reference))) : ""), cell(`${place} of ${others.length}`), cell(lost, {class: "text"}));
+      compared ? cell(known(final(reference)) ? signed(better(found.mean[i], final(reference))) : "") : null, cell(`${place} of ${others.length}`),
+      second ? cell(score(method.final[second]?.mean[i])) : null, anyLost ? cell(lost, {class: "text"}) : null);
   });
   const points = methods.flatMap((method) => {
     const values = scoresOf(method, view);
@@ -353,8 +382,8 @@ function story() {
   const labels = data.partition.labels?.[i] ?? [];
   return make("div", {id: "story", class: "story", tabindex: "-1", "aria-live": "polite"},
     make("h3", {}, clientName(i)),
-    terms([["samples", `${count(data.partition.samples[i])} (${Object.entries(sizes).map(([split, of]) => `${split} ${count(of[i])}`).join(", ")})`], ["classes", mix(i)], ["held out", data.partition.held_out?.[i] ? "yes: did not take part in training" : ""]]),
-    rows.length ? table(["method", data.views[view] + unit(), "over seeds", `against ${reference?.label ?? ""}`, "rank among clients", ""].map(header), rows, {"aria-label": "Scores of this client"}) : null,
+    terms([["samples", `${count(data.partition.samples[i])} (${Object.entries(sizes).map(([split, of]) => `${split} ${count(of[i])}`).join(", ")})`], ["classes", mix(i)], ["held out", heldOut ? "yes: did not take part in training" : ""]]),
+    rows.length ? table(["method", data.views[view] + unit(), "over seeds", ...(compared ? [`against ${reference?.label ?? ""}`] : []), "rank among clients", ...(second ? [data.views[second]] : []), ...(anyLost ? ["uploads not used"] : [])].map(header), rows, {"aria-label": "Scores of this client"}) : null,
     make("div", {class: "grid"},
       points.length ? make("figure", {}, make("figcaption", {}, `${scoreTitle()} by round`), chart(`${data.task.metric} of ${clientName(i)} over rounds`, () => curves({points, methods: scales(methods), x: axes().rounds, y: scoreTitle(), band: null, height: 200}))) : null,
       labels.length ? make("figure", {}, make("figcaption", {}, "samples by class"), chart(`Samples of ${clientName(i)} by class: ${mix(i)}`, () => bars({
@@ -370,25 +399,25 @@ function partitionSection() {
     parts.push(chart(`Samples of each client and class. ${told}`, () => partition({cells, clients: ids.map((_, i) => clientName(i)), classes})));
   }
   parts.push(chart(`Samples of each client. ${told}`, () => bars({values: ids.map((_, i) => ({name: clientName(i), count: samples[i]})), x: "client", y: "samples", height: 90})));
-  if (ids.length < clients) parts.push(about(`${count(ids.length)} of the clients are shown: half are those that the first method serves worst, half were drawn at random.`));
+  if (some()) parts.push(about(some()));
   return parts;
 }
 
 function costs(refill) {
   const methods = visible(), shown = views(methods), select = choice("cost-view", "Models", shown, refill), view = chosen["cost-view"];
   const second = choice("cost-x", "by", Object.entries(axes()).filter(([key]) => key !== "rounds").map(([key, x]) => [key, x.title]), refill, "bytes"), x = axes()[chosen["cost-x"]];
-  const points = methods.filter((method) => method.final[view]?.mean.some(known)).map((method) => {
+  const points = methods.filter((method) => known(method.final[view]?.score)).map((method) => {
     const spent = method.axes[chosen["cost-x"]].at(-1);
-    return {method: method.label, x: spent, y: mean(method.final[view].mean.filter(known)), told: chosen["cost-x"] === "bytes" ? inUnits(spent, "B") : String(Number(spent.toPrecision(4)))};
+    return {method: method.label, x: spent, y: method.final[view].score, told: chosen["cost-x"] === "bytes" ? inUnits(spent, "B") : String(Number(spent.toPrecision(4)))};
   });
   const computed = data.tables.find((found) => found.title === "Local computation");
   const sends = data.methods.filter((method) => method.uploads !== null).map((method) => make("tr", {},
     make("th", {scope: "row", class: "text"}, named(method)),
     cell(Object.entries(method.uploads).map(([name, text]) => `${name}: ${text}`).join("; ") || "nothing", {class: "text"}),
-    cell(method.private ? (known(method.epsilon) ? `epsilon ${Number(method.epsilon.toPrecision(3))}` : "noise, no epsilon yet") : "none", {class: "text"})));
+    cell(known(method.epsilon) ? `epsilon ${Number(method.epsilon.toPrecision(3))}` : "none", {class: "text"})));
   return [
     controls(select, second),
-    points.length ? chart(`Scores by cost: ${points.map((p) => `${p.method} ${score(p.y)} for ${p.told}`).join(", ")}.`, () => cost({points, methods: scales(methods), x, y: scoreTitle()})) : null,
+    points.length ? chart(`Scores by cost: ${points.map((p) => `${p.method} ${score(p.y)} for ${p.told}`).join(", ")}.`, (width) => cost({points, methods: scales(methods), x, y: scoreTitle(), width})) : null,
     ...(computed ? boardTable(computed, refill) : []),
     sends.length ? make("h3", {}, "What leaves a client") : null,
     sends.length ? table(["method", "what is uploaded", "differential privacy"].map(textHeader), sends, {"aria-label": "What leaves a client"}) : null,
@@ -399,13 +428,13 @@ function costs(refill) {
 function reports(refill) {
   const having = data.methods.filter((method) => method.reports.length);
   const select = choice("report-method", "Method", having.map((m) => [m.label, m.label]), refill), method = methodOf(chosen["report-method"]);
-  return [controls(select), make("div", {class: "grid"}, method.reports.map((found) => {
-    const where = {clients: "mean over clients, and their range", server: "of the server", vector: "mean over clients"}[found.who];
-    const colour = () => colourOf(placeOf(method.label)), title = found.name.replaceAll("_", " ");
+  return [controls(select ?? named(method)), make("div", {class: "grid"}, method.reports.map((found) => {
+    const where = {clients: "mean and range over clients", server: "mean and range over seeds", vector: "mean over clients"}[found.who];
+    const colour = () => colourOf(placeOf(method.label)), title = found.name, entry = title.startsWith("layer") ? "layer" : "entry";
     const drawing = found.who === "vector"
-      ? chart(`${title} of ${method.label} by round`, () => reportedVector({title, rounds: found.rounds, cells: found.rounds.flatMap((round, t) => found.values[t].map((value, entry) => ({round, entry, value})))}))
+      ? chart(`${title} of ${method.label} by round`, () => reportedVector({title, entry, rounds: found.rounds, cells: found.rounds.flatMap((round, t) => found.values[t].map((value, entry) => ({round, entry, value})))}))
       : chart(`${title} of ${method.label} by round, ending at ${Number(found.mean.at(-1)?.toPrecision(3))}`, () => reported({title, colour: colour(), points: found.rounds.map((round, t) => ({round, mean: found.mean[t], min: found.min[t], max: found.max[t]}))}));
-    return make("figure", {}, make("figcaption", {}, `${title}, ${where}`), drawing);
+    return make("figure", {}, make("figcaption", {}, `${title}: ${where}`), drawing);
   }))];
 }
 
@@ -448,7 +477,7 @@ function origin() {
   const firsts = data.runs.filter((run, i) => data.runs.findIndex((other) => other.label === run.label) === i);
   return [
     table([...["method", "seed", "rounds", "seconds"].map(header), ...["folder", "machine"].map(textHeader)], rows, {"aria-label": "Runs"}),
-    ...firsts.map((run) => make("details", {}, make("summary", {}, `${run.label}: command, versions, plan, configuration`),
+    ...firsts.map((run) => make("details", {"data-run": run.label}, make("summary", {}, `${run.label}: command, versions, plan, configuration`),
       terms([["command", run.command], ["versions", Object.entries(run.packages).map(([name, version]) => `${name} ${version}`).join(", ")], ["plan", Object.entries(run.plan).map(([name, value]) => `${name} ${value}`).join(", ")]]),
       make("pre", {}, run.config))),
   ];
@@ -518,6 +547,16 @@ function setTheme(name) {
   redraw();
 }
 
+// Build the page anew, and leave the reader where he was.
+function rebuild() {
+  const [x, y] = [scrollX, scrollY], {name, value} = document.activeElement ?? {};
+  const open = [...document.querySelectorAll("details[open]")].map((element) => element.dataset.run);
+  build();
+  for (const element of document.querySelectorAll("details")) element.open = open.includes(element.dataset.run);
+  if (name) [...document.querySelectorAll("[name]")].find((element) => element.name === name && element.value === value)?.focus();
+  scrollTo(x, y);
+}
+
 // A live page asks for newer data; the server answers 304 while there are none.
 async function poll(etag) {
   try {
@@ -525,9 +564,7 @@ async function poll(etag) {
     if (answer.status === 200) {
       data = await answer.json();
       etag = answer.headers.get("ETag");
-      const [x, y] = [scrollX, scrollY];
-      build();
-      scrollTo(x, y);
+      rebuild();
     }
     tellProgress();
   } catch {
