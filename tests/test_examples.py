@@ -599,7 +599,9 @@ def test_a_wrong_example_is_found(text, said, page, reader):
 
 
 @pytest.mark.parametrize(
-    "module", [fedloom.studies.run, fedloom.studies.compare, fedloom.studies.costs], ids=lambda module: module.__name__
+    "module",
+    [fedloom.studies.run, fedloom.studies.compare, fedloom.studies.costs, fedloom.studies.audit],
+    ids=lambda module: module.__name__,
 )
 def test_the_examples_of_functions_are_true(module):
     found = doctest.testmod(module)

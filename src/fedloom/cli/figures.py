@@ -129,7 +129,7 @@ DOCS = "docs/plots.md"
 COMMANDS: dict[Callable[..., None], str] = {  # the commands, and the ends of their help
     plot: examples(
         "fedloom plot convergence runs/compare-digits-1",
-        "fedloom plot distribution runs/compare-digits-1 --below 80,90 --out clients.pdf",
+        "fedloom plot distribution runs/compare-digits-1 --below 80,90 --out a.pdf",
         "fedloom plot landscape runs/compare-digits-1 --method plgu-lf --client 3",
         "fedloom plot sweep runs/sweep-ditto-digits-1",
         docs=DOCS,
