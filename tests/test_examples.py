@@ -38,6 +38,7 @@ from owndata import arrays, csv, rows, write
 
 import fedloom.cli.commands
 import fedloom.cli.console
+import fedloom.studies.audit
 import fedloom.studies.compare
 import fedloom.studies.costs
 import fedloom.studies.run
