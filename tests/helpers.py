@@ -370,6 +370,9 @@ def make_unfinished(folder):
 def run_cli(monkeypatch, capsys, *args):
     """Runs `fedloom ARGS` in this process: exit code, standard output, standard error."""
     monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, args)])
+    if "fedloom.cli.console" in sys.modules:  # imported with the width of another test's terminal
+        for console in (sys.modules["fedloom.cli.console"].out, sys.modules["fedloom.cli.console"].err):
+            monkeypatch.setattr(console, "_width", None)  # so that COLUMNS counts
     with pytest.raises(SystemExit) as stop:
         cli.main()
     printed = capsys.readouterr()

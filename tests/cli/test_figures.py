@@ -187,8 +187,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(package, words, refus
 # -- diagnose
 
 
-def test_the_table_has_a_row_per_method_and_kind_of_model(fed, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_the_table_has_a_row_per_method_and_kind_of_model(fed):
     text = fed("diagnose", "both", "--layers", "--clients", "2", "--out", "all.csv")
     models = text.partition("Layers")[0]
     rows = re.findall(r"^ (plgu-lf|local) +(global|personal) +\d", models, re.MULTILINE)
