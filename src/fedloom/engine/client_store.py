@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 import tokenize
 import zlib
@@ -168,10 +169,15 @@ class MemoryStore(ClientStore):
 
 
 def _zeros(like: Tensor, clients: int) -> Tensor:
-    """Zeros for all clients; in main memory by NumPy, whose zeros take no memory until they are written."""
-    if like.device.type == "cpu":
-        return torch.from_numpy(np.zeros((clients, *like.shape), like.numpy().dtype))
-    return like.new_zeros((clients, *like.shape))
+    """Zeros for all clients. In main memory they take no memory until they are written, page by page: without huge
+    pages, of which the row of one client would take 2 MB, and the system would have to fill them with zeros first."""
+    shape, size = (clients, *like.shape), clients * like.nbytes
+    if like.device.type != "cpu" or not size:
+        return like.new_zeros(shape)
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # on Linux
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.from_numpy(np.frombuffer(memory, like.numpy().dtype).reshape(shape))
 
 
 class DiskStore(ClientStore):
