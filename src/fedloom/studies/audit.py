@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from fedloom.core.algorithm import ALGORITHMS
 from fedloom.core.errors import UserError, check_path, shown, unknown
 from fedloom.core.federation import Federation
 from fedloom.core.task import Task
+from fedloom.report.leaderboard import to_csv
 from fedloom.report.recoveries import Recovery, draw_curve, draw_recoveries
 from fedloom.runs.directory import AT_SITES, CONFIG, RunDirectory
 from fedloom.storage.files import json_writer, make_folder, text_writer, write_file
@@ -75,7 +74,7 @@ class Audit:
         made = ["audit.json"]
         for name in TABLES:
             if rows := getattr(self, name):
-                write_file(path / f"{name}.csv", text_writer(_csv(rows)))
+                write_file(path / f"{name}.csv", text_writer(to_csv(rows)))
                 made.append(f"{name}.csv")
         if self.pictures:
             draw_recoveries(self.pictures, path / "recoveries.png")
@@ -91,14 +90,6 @@ TABLES = ("summary", "attacks", "clients")
 
 def _plain(row: Row) -> Row:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 @takes_settings("dp_noise")
