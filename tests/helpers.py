@@ -1,6 +1,7 @@
 """What the tests share: small federations with clients of very different sizes, runs, comparisons of two runs, and
 calls of the command line."""
 
+import os
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import fedloom
+from fedloom.cli import console
 from fedloom.cli import main as cli
 from fedloom.core.algorithm import ALGORITHMS, Algorithm, Batch, Info
 from fedloom.core.federation import Federation, Ragged
@@ -368,11 +370,12 @@ def make_unfinished(folder):
 
 
 def run_cli(monkeypatch, capsys, *args):
-    """Runs `fedloom ARGS` in this process: exit code, standard output, standard error."""
+    """Runs `fedloom ARGS` in this process, with a terminal of COLUMNS characters, or a wide one: exit code, standard
+    output, standard error."""
     monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, args)])
-    if "fedloom.cli.console" in sys.modules:  # imported with the width of another test's terminal
-        for console in (sys.modules["fedloom.cli.console"].out, sys.modules["fedloom.cli.console"].err):
-            monkeypatch.setattr(console, "_width", None)  # so that COLUMNS counts
+    for one in (console.out, console.err):
+        monkeypatch.setattr(one, "_width", int(os.environ.get("COLUMNS", "160")))
+        monkeypatch.setattr(one, "_height", 25)  # with both, whatever terminal there is does not matter
     with pytest.raises(SystemExit) as stop:
         cli.main()
     printed = capsys.readouterr()

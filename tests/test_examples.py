@@ -37,7 +37,6 @@ from helpers import run_cli
 from owndata import arrays, csv, rows, write
 
 import fedloom.cli.commands
-import fedloom.cli.console
 import fedloom.studies.audit
 import fedloom.studies.compare
 import fedloom.studies.costs
@@ -511,7 +510,6 @@ def reader(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("HOME", "XDG_CACHE_HOME", "FEDLOOM_DATA"):  # no data set is there, and nothing is installed for good
         monkeypatch.setenv(name, str(tmp_path / "home"))
-    monkeypatch.setattr(fedloom.cli.console.out, "width", 160)
     for known in (ALGORITHMS, DATASETS, MODELS, PARTITIONS):
         monkeypatch.setattr(known, "_known", {name: known[name] for name in known.names()})
     for name in DATASETS.names():

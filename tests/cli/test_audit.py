@@ -6,7 +6,6 @@ import pytest
 from helpers import run_cli
 
 import fedloom
-import fedloom.cli.console
 from fedloom.cli import audit as command
 
 TASK = {"rounds": 1, "clients": 20, "subset": 3, "partition": "iid", "device": "cpu", "plan": "per-client"}
@@ -29,6 +28,7 @@ def audited(monkeypatch, capsys, *words):
 
 
 def test_the_table_and_what_it_means(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
     out = audited(monkeypatch, capsys, "fedavg", "local", *TINY, *QUICK)
     assert all(len(line) <= 80 for line in out.splitlines())
     for words in ("membership:", "one step:", "guessing the mean sample", "0.5 and advantage 0 are a coin toss"):
@@ -45,11 +45,12 @@ def test_columns_without_a_number_are_left_out(monkeypatch, capsys):
 
 
 def test_parts_of_an_upload_are_named_with_the_method(monkeypatch, capsys):
-    out = audited(monkeypatch, capsys, "gpfl", *TINY, *QUICK, "--attacks", "round", "--every-part")
-    monkeypatch.setattr(fedloom.cli.console.out, "width", 160)
+    monkeypatch.setenv("COLUMNS", "160")
     wide = audited(monkeypatch, capsys, "gpfl", *TINY, *QUICK, "--attacks", "round", "--every-part")
     for part in ("gpfl (body)", "gpfl (body, valve)", "gpfl (body, valve, embeddings)"):
         assert part in wide
+    monkeypatch.setenv("COLUMNS", "80")
+    out = audited(monkeypatch, capsys, "gpfl", *TINY, *QUICK, "--attacks", "round", "--every-part")
     assert out.count("gpfl (body") == 3
 
 

@@ -73,7 +73,8 @@ def test_a_snapshot_does_not_change_with_the_store(store):
     saved = store.snapshot()
     store.write(np.arange(4), rows(np.arange(4), 2))
     assert same(saved.rows, rows(np.arange(4), 1))
-    assert saved.trained.tolist() == [1] * 4 + [0] * 8
+    assert saved.ids.tolist() == [0, 1, 2, 3]
+    assert saved.trained.tolist() == [1] * 4
 
 
 def test_both_stores_have_the_same_rows(tmp_path):
@@ -94,7 +95,7 @@ def test_either_of_the_two_newest_checkpoints_is_complete_wherever_writing_stops
     written. What the newest checkpoint (or, if that is damaged, the one before it) restores is what was there then."""
     disk = DiskStore(initial_rows, CLIENTS, tmp_path)
     checkpoints: list[Snapshot] = []
-    truth = []
+    truth, participations = [], []
     count = 0
     original = os.pwrite
 
@@ -114,6 +115,7 @@ def test_either_of_the_two_newest_checkpoints_is_complete_wherever_writing_stops
             write_random_rows(disk, draw, int(draw.integers(1, 3)))
             checkpoints.append(disk.snapshot())
             truth.append(disk.everyone())
+            participations.append(disk.trained.tolist())
             disk.committed()
 
     with pytest.raises(Crash):
@@ -125,7 +127,9 @@ def test_either_of_the_two_newest_checkpoints_is_complete_wherever_writing_stops
     # training goes on from there as from an undamaged store
     other = MemoryStore(initial_rows, CLIENTS)
     everyone = np.arange(CLIENTS)
-    other.restore(Snapshot(checkpoints[-1 - damaged].trained, torch.from_numpy(everyone), truth[-1 - damaged]))
+    assert again.trained.tolist() == participations[-1 - damaged]
+    trained, unknown = torch.from_numpy(again.trained), torch.zeros(0)
+    other.restore(Snapshot(torch.from_numpy(everyone), trained, truth[-1 - damaged], unknown))
     for one in (again, other):
         for turn in range(4):
             write_random_rows(one, np.random.default_rng(turn), 2)
@@ -162,7 +166,71 @@ def test_a_method_without_private_state_has_a_store_too(tmp_path):
         store.write(np.array([1]), {})
         store.committed()
         assert store.read(np.arange(3)) == {}
-        assert store.snapshot().trained.tolist() == [0, 1, 0]
+        assert store.trained.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_snapshot_has_nothing_of_clients_that_never_trained(kind, tmp_path):
+    sizes = []
+    for clients in (20, 20_000):
+        store = make_store(initial_rows, clients, kind, tmp_path / str(clients))
+        for turn in range(4):
+            store.write(np.arange(turn, turn + 3), rows(np.arange(3), turn))
+            saved = store.snapshot()
+            store.committed()
+        sizes.append([v.numel() for v in leaves(saved._asdict())])
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_snapshots_of_earlier_versions_have_the_participations_of_all_clients(kind, tmp_path):
+    store = make_store(initial_rows, CLIENTS, kind, tmp_path)
+    for turn in range(5):
+        write_random_rows(store, np.random.default_rng(turn), 2)
+        saved = store.snapshot()
+        everyone = torch.from_numpy(store.trained.copy())
+        truth = store.everyone()
+        store.committed()
+    if kind == "disk":
+        (tmp_path / client_store.TRAINED).unlink()  # which they did not have
+    for one in (saved._replace(trained=everyone, digest=torch.zeros(0)), saved):  # the second is of the new version
+        again = make_store(initial_rows, CLIENTS, kind, tmp_path)
+        again.restore(one)
+        assert again.trained.tolist() == everyone.tolist()
+        assert same(again.everyone(), truth)
+
+
+def test_a_store_that_is_cleared_has_nothing_left_on_disk_either(tmp_path):
+    store = DiskStore(initial_rows, CLIENTS, tmp_path)
+    for turn in range(3):
+        store.write(np.arange(4), rows(np.arange(4), turn))
+        store.snapshot()
+        store.committed()
+    store.clear()
+    assert same(store.everyone(), initial_rows(np.arange(CLIENTS)))
+    store.write(np.array([7]), rows(np.array([7]), 9))
+    saved = store.snapshot()
+    again = DiskStore(initial_rows, CLIENTS, tmp_path)
+    again.restore(saved)
+    assert again.trained.tolist() == store.trained.tolist() == [0] * 7 + [1] + [0] * 4
+    assert same(again.everyone(), store.everyone())
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_copy_follows_its_store_also_after_both_were_restored(kind, tmp_path):
+    store = make_store(initial_rows, CLIENTS, kind, tmp_path / "store")
+    copy = make_store(initial_rows, CLIENTS, kind, tmp_path / "copy")
+    draw = np.random.default_rng(0)
+    for turn in range(12):
+        write_random_rows(store, draw, 2)
+        if turn % 2:
+            copy.copy_from(store)
+            assert same(copy.everyone(), store.everyone())
+            assert copy.trained.tolist() == store.trained.tolist()
+        if turn == 6:  # the copy is older than the store then
+            first, second = store.snapshot(), copy.snapshot()
+            store.restore(first)
+            copy.restore(second)
 
 
 def test_state_that_does_not_fit_memory_goes_to_disk_or_is_refused(tmp_path, monkeypatch):

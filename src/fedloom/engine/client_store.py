@@ -29,17 +29,19 @@ from fedloom.storage.files import make_folder
 
 log = logging.getLogger("fedloom")
 
-CHECKSUMS = "checksums.npy"
+CHECKSUMS, TRAINED = "checksums.npy", "trained.npy"
 COPIED_BYTES = 256 << 20  # at once, from one store to another
+INTEGER = torch.zeros((), dtype=torch.int64)
 InitialRows = Callable[[np.ndarray], Tree]  # rows of the given clients before they have trained, stacked
 
 
 class Snapshot(NamedTuple):
     """What a checkpoint must contain of a store."""
 
-    trained: Tensor  # number of participations of every client
-    ids: Tensor  # the clients of the rows
+    ids: Tensor  # the clients of the rows: those that the store does not keep in files of its own
+    trained: Tensor  # their numbers of participations
     rows: Tree
+    digest: Tensor  # of the participations of all clients (`participation_digest`); empty if it is not known
 
 
 class ClientStore(ABC):
@@ -50,6 +52,7 @@ class ClientStore(ABC):
         self.like: Tree = tree_map(lambda v: v[0], initial_rows(np.zeros(1, np.int64)))  # one row, for its structure
         self.device = next((v.device for v in leaves(self.like)), torch.device("cpu"))
         self.trained = np.zeros(clients, dtype=np.int64)  # number of participations
+        self.written: set[int] | None = None  # clients that have trained since the last copy; None if not known
 
     def __len__(self) -> int:
         return len(self.trained)
@@ -73,6 +76,8 @@ class ClientStore(ABC):
         """Replace the rows of clients that have just trained."""
         self._write(ids, rows)
         self.trained[ids] += 1
+        if self.written is not None:
+            self.written.update(ids.tolist())
 
     def put(self, ids: np.ndarray, rows: Tree) -> None:
         """Replace rows of clients whose number of participations, `trained`, is set already. They are durable when this
@@ -82,9 +87,14 @@ class ClientStore(ABC):
         self.committed()
 
     def copy_from(self, other: ClientStore) -> None:
-        """Take over the state of another store; only rows that have changed since the last time are copied."""
-        changed = np.flatnonzero(self.trained != other.trained)
-        self.trained = other.trained.copy()
+        """Take over the state of another store, which has no other copy; only rows that have changed since the last
+        time are copied."""
+        if other.written is None:
+            changed = np.flatnonzero(self.trained != other.trained)
+        else:
+            changed = np.array(sorted(other.written), np.int64)
+        other.written = set()
+        self.trained[changed] = other.trained[changed]
         most = max(1, COPIED_BYTES // max(1, size_bytes(self.like)))
         for start in range(0, len(changed), most):
             ids = changed[start : start + most]
@@ -93,12 +103,33 @@ class ClientStore(ABC):
     def snapshot(self) -> Snapshot:
         """What a checkpoint must contain of this store now."""
         ids, rows = self._changed()
-        return Snapshot(torch.from_numpy(self.trained.copy()), torch.from_numpy(ids), rows)
+        return Snapshot(torch.from_numpy(ids), torch.from_numpy(self.trained[ids]), rows, self._digest())
 
     def restore(self, saved: Snapshot) -> None:
         """Return to the state of a snapshot."""
-        self.trained = saved.trained.numpy().copy()
-        self._write(saved.ids.numpy(), saved.rows)
+        ids, trained = saved.ids.numpy(), saved.trained.numpy()
+        if len(trained) != len(ids):  # until format 4, snapshots had the participations of all clients
+            self._keep_trained(trained)
+            trained = trained[ids]
+        self.trained[:] = self._kept_trained()
+        self.trained[ids] = trained
+        self.written = None
+        self._write(ids, saved.rows)
+
+    def clear(self) -> None:
+        """Forget everything: nobody has trained."""
+        self.trained[:] = 0
+        self.written = None
+
+    def _digest(self) -> Tensor:
+        return torch.zeros(0, dtype=torch.int64)
+
+    def _kept_trained(self) -> np.ndarray | int:
+        """Participations of all clients as the store has them in files of its own."""
+        return 0
+
+    def _keep_trained(self, trained: np.ndarray) -> None:
+        """Write participations of all clients to these files, if the store has any."""
 
     @abstractmethod
     def committed(self) -> None:
@@ -189,8 +220,9 @@ class DiskStore(ClientStore):
 
         files <= checkpoint k-1 | journal of k: changed in (k-2, k] | journal of k+1: changed in (k-1, k+1]
 
-    Every row in the files has a checksum of its client, how often the client has trained, and the values. It is
-    verified when the row is read.
+    How often a client has trained is kept like its row, so a checkpoint has nothing of the other clients but a digest of
+    all these numbers, which is verified when the store is restored. Every row in the files has a checksum of its client,
+    how often the client has trained, and the values. It is verified when the row is read.
     """
 
     def __init__(self, initial_rows: InitialRows, clients: int, folder: Path, unverified: bool = False) -> None:
@@ -201,8 +233,25 @@ class DiskStore(ClientStore):
         flat, self.spec = tree_flatten(self.like)
         self.folder = folder
         self.files = [_RowFile(folder / f"{j:03d}.npy", clients, v) for j, v in enumerate(flat)]
-        self.checksums = _RowFile(folder / CHECKSUMS, clients, torch.zeros((), dtype=torch.int64))
+        self.checksums, self.trained_file = (_RowFile(folder / name, clients, INTEGER) for name in (CHECKSUMS, TRAINED))
         self.pending, self.current = _Journal(clients, flat), _Journal(clients, flat)
+        self.digest = 0
+
+    def write(self, ids: np.ndarray, rows: Tree) -> None:
+        before = participation_digest(ids, self.trained[ids])
+        super().write(ids, rows)
+        self.digest += participation_digest(ids, self.trained[ids]) - before
+
+    def put(self, ids: np.ndarray, rows: Tree) -> None:
+        super().put(ids, rows)
+        self._count_everybody()
+
+    def copy_from(self, other: ClientStore) -> None:
+        super().copy_from(other)
+        if isinstance(other, DiskStore):
+            self.digest = other.digest
+        else:
+            self._count_everybody()
 
     def _read(self, ids: np.ndarray) -> Tree:
         rows = [file.read(ids) for file in self.files]
@@ -229,10 +278,37 @@ class DiskStore(ClientStore):
 
     def restore(self, saved: Snapshot) -> None:
         super().restore(saved)
+        self._count_everybody()
+        if len(saved.digest) and self._digest().tolist() != saved.digest.tolist():
+            raise UserError(
+                f"{self.folder} is damaged: its files do not belong to the checkpoint; restore the folder, or start a new "
+                "run."
+            )
         if self.unverified and self.files:
             ids = np.flatnonzero(self.trained)
             ids = ids[self.checksums.read(ids) == 0]
             self.checksums.write(ids, _row_checksums(ids, self.trained[ids], [file.read(ids) for file in self.files]))
+
+    def _count_everybody(self) -> None:
+        self.digest = participation_digest(np.arange(len(self)), self.trained)
+
+    def _digest(self) -> Tensor:
+        return torch.tensor([self.digest % 2**63])
+
+    def clear(self) -> None:
+        super().clear()
+        self.digest = 0
+        self.pending.clear()
+        self.current.clear()
+        self.trained_file.path.unlink()
+        self.trained_file = _RowFile(self.trained_file.path, len(self), INTEGER)
+
+    def _kept_trained(self) -> np.ndarray | int:
+        return self.trained_file.rows
+
+    def _keep_trained(self, trained: np.ndarray) -> None:
+        ids = np.flatnonzero(trained)
+        self.trained_file.write(ids, trained[ids])
 
     def _write(self, ids: np.ndarray, rows: Tree) -> None:
         self.current.write(ids, [v.cpu() for v in leaves(rows)])
@@ -249,6 +325,7 @@ class DiskStore(ClientStore):
         rows = [v.numpy() for v in self.pending.read(ids)]
         for file, mine in zip(self.files, rows, strict=True):
             file.write(ids, mine)
+        self.trained_file.write(ids, self.trained[ids])
         if rows:
             self.checksums.write(ids, _row_checksums(ids, self.trained[ids], rows))
         self.pending.clear()
@@ -289,6 +366,16 @@ class _RowFile:
             os.fsync(file.fileno())
 
 
+def participation_digest(ids: np.ndarray, trained: np.ndarray) -> int:
+    """A number that depends on who has trained how often. That of all clients is the sum of those of each, so that it
+    can be kept up to date without looking at all of them."""
+    with np.errstate(over="ignore"):
+        mixed = (ids.astype(np.uint64) << np.uint64(32)) + trained.astype(np.uint64)
+        for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):  # of the generator SplitMix64
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(factor)
+        return int((mixed ^ (mixed >> np.uint64(31)))[trained > 0].sum(dtype=np.uint64))
+
+
 def _row_checksums(ids: np.ndarray, trained: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
     """The checksums of rows; none is 0, which marks a client without a row."""
     parts = [np.stack([ids, trained], 1), *(v.reshape(len(ids), -1) for v in rows if v.size)]
@@ -303,9 +390,11 @@ class _Journal:
         self.place = np.full(clients, -1, dtype=np.int64)  # position of a client's row; -1 if it has none here
         self.rows = [torch.empty(0, *v.shape, dtype=v.dtype) for v in like]
         self.used = 0
+        self.members: list[np.ndarray] = []  # the clients that have a row here, by position
 
     def ids(self) -> np.ndarray:
-        return np.flatnonzero(self.place >= 0)
+        """The clients that have a row here, in ascending order."""
+        return np.sort(np.concatenate([np.zeros(0, np.int64), *self.members]))
 
     def read(self, ids: np.ndarray) -> list[Tensor]:
         at = torch.from_numpy(self.place[ids])
@@ -322,6 +411,7 @@ class _Journal:
         new = ids[self.place[ids] < 0]
         self.place[new] = self.used + np.arange(len(new))
         self.used += len(new)
+        self.members.append(new)
         if self.rows and self.used > len(self.rows[0]):
             capacity = max(self.used, 2 * len(self.rows[0]))
             self.rows = [torch.cat([v, v.new_empty(capacity - len(v), *v.shape[1:])]) for v in self.rows]
@@ -330,6 +420,6 @@ class _Journal:
             mine[at] = row
 
     def clear(self) -> None:
-        self.place[:] = -1
+        self.place[self.ids()] = -1
         self.rows = [v.new_empty(0, *v.shape[1:]) for v in self.rows]
-        self.used = 0
+        self.used, self.members = 0, []

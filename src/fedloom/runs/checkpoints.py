@@ -76,6 +76,9 @@ class Checkpoints:
                 break
             except Damaged as error:
                 self._set_aside(path, error, instead)
+        else:
+            for store in run.stores:
+                store.clear()
         for path in self.found():
             if _round(path) > run.t:
                 path.unlink()
@@ -172,10 +175,13 @@ def _state(tensors: dict[str, Tensor], note: dict[str, Any], run: Simulation) ->
 
 def _snapshot(tensors: dict[str, Tensor], prefix: str, run: Simulation) -> Snapshot:
     store = run.store
-    like = Snapshot(torch.zeros(0), torch.zeros(0), tree_map(lambda v: v.cpu(), store.like))
-    saved = Snapshot(**rebuilt(like._asdict(), tensors, prefix))
-    if len(saved.trained) != len(store):
-        raise Damaged(f"it has {len(saved.trained)} clients instead of {len(store)}")
+    nothing = torch.zeros(0, dtype=torch.int64)
+    like = Snapshot(nothing, nothing, tree_map(lambda v: v.cpu(), store.like), nothing)
+    saved = Snapshot(**rebuilt(like._asdict(), {f"{prefix}/digest": nothing, **tensors}, prefix))  # there since format 5
+    if len(saved.trained) not in (len(saved.ids), len(store)):  # until format 4, of all clients
+        raise Damaged(f"it has participations of {len(saved.trained)} clients instead of {len(saved.ids)}")
+    if len(saved.ids) and int(saved.ids.max()) >= len(store):
+        raise Damaged(f"it has a client {int(saved.ids.max())}, and the run has {len(store)} clients")
     return saved
 
 

@@ -85,11 +85,11 @@ def restore(folder: Path, run: Simulation) -> bool:
         return False
     server, others = _read_server(folder, run)
     no_rows = tree_map(lambda v: v.cpu()[None][:0], run.store.like)
-    nobody = torch.zeros(len(run.store), dtype=torch.int64)
+    nobody = torch.zeros(0, dtype=torch.int64)
     state = State(
         *server[:2],
         post={split: v.numpy() for split, v in below(others, "post").items()},
-        store=Snapshot(nobody, nobody[:0], no_rows),
+        store=Snapshot(nobody, nobody, no_rows, nobody),
         recent={kind: v.numpy() for kind, v in below(others, "screening").items()},
         stats=server.stats,
     )

@@ -83,7 +83,7 @@ class Records:
         return records
 
 
-NOTHING = pa.table({"round": pa.array([], pa.int64())})
+NOTHING = pa.schema([("round", pa.int64())]).empty_table()  # `pa.array` would import pandas, if that is there
 
 
 def _joined(tables: list[pa.Table]) -> list[pa.Table]:
