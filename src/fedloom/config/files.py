@@ -21,8 +21,8 @@ SECTIONS = ("algorithm", "dataset", "partition", "model")
 LARGEST = 1 << 20  # bytes of a file; parsing takes seconds then
 DEEPEST = 10  # levels of lists and mappings
 LONGEST_INTEGER = 40  # characters, more than any 64-bit number needs
-# of run directories and their config.yaml; since 2 they have a manifest, and `clients` is true; since 3, models; since 5,
-# checkpoints have the participations of some clients only
+# of run directories and their config.yaml; since 2 they have a manifest, and `clients` is true; since 3, models; since
+# 5, checkpoints have the participations of some clients only
 FORMAT = 5
 FIXED_CLIENTS = ("amazon", "Federation", "femnist", "har", "mnist-by-writer", "own")  # data sets
 NATURAL = {"name": "natural"}

@@ -128,7 +128,7 @@ class ClientStore(ABC):
         """Participations of all clients as the store has them in files of its own."""
         return 0
 
-    def _keep_trained(self, trained: np.ndarray) -> None:
+    def _keep_trained(self, trained: np.ndarray) -> None:  # noqa: B027, a store in memory has no files
         """Write participations of all clients to these files, if the store has any."""
 
     @abstractmethod
@@ -220,9 +220,9 @@ class DiskStore(ClientStore):
 
         files <= checkpoint k-1 | journal of k: changed in (k-2, k] | journal of k+1: changed in (k-1, k+1]
 
-    How often a client has trained is kept like its row, so a checkpoint has nothing of the other clients but a digest of
-    all these numbers, which is verified when the store is restored. Every row in the files has a checksum of its client,
-    how often the client has trained, and the values. It is verified when the row is read.
+    How often a client has trained is kept like its row, so a checkpoint has nothing of the other clients but a digest
+    of all these numbers, which is verified when the store is restored. Every row in the files has a checksum of its
+    client, how often the client has trained, and the values. It is verified when the row is read.
     """
 
     def __init__(self, initial_rows: InitialRows, clients: int, folder: Path, unverified: bool = False) -> None:
@@ -281,8 +281,8 @@ class DiskStore(ClientStore):
         self._count_everybody()
         if len(saved.digest) and self._digest().tolist() != saved.digest.tolist():
             raise UserError(
-                f"{self.folder} is damaged: its files do not belong to the checkpoint; restore the folder, or start a new "
-                "run."
+                f"{self.folder} is damaged: its files do not belong to the checkpoint; restore the folder, or start a "
+                "new run."
             )
         if self.unverified and self.files:
             ids = np.flatnonzero(self.trained)

@@ -177,7 +177,8 @@ def _snapshot(tensors: dict[str, Tensor], prefix: str, run: Simulation) -> Snaps
     store = run.store
     nothing = torch.zeros(0, dtype=torch.int64)
     like = Snapshot(nothing, nothing, tree_map(lambda v: v.cpu(), store.like), nothing)
-    saved = Snapshot(**rebuilt(like._asdict(), {f"{prefix}/digest": nothing, **tensors}, prefix))  # there since format 5
+    digest = f"{prefix}/digest"  # there since format 5
+    saved = Snapshot(**rebuilt(like._asdict(), {digest: nothing, **tensors}, prefix))
     if len(saved.trained) not in (len(saved.ids), len(store)):  # until format 4, of all clients
         raise Damaged(f"it has participations of {len(saved.trained)} clients instead of {len(saved.ids)}")
     if len(saved.ids) and int(saved.ids.max()) >= len(store):

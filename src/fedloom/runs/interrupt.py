@@ -10,12 +10,15 @@ from types import FrameType
 
 log = logging.getLogger("fedloom")
 
+STOPPING = "Stopping after this round; press Ctrl-C again to stop at once."
+
 
 class Stopped(KeyboardInterrupt):
-    """A run was interrupted by the user and can be continued from `folder`."""
+    """A run was interrupted by the user and can be continued from `folder`. The rounds are those of one run or, of
+    several that were at different rounds, of `all_runs` together."""
 
-    def __init__(self, folder: Path, done: int, total: int) -> None:
-        super().__init__(f"stopped after round {done} of {total}")
+    def __init__(self, folder: Path, done: int, total: int, *, all_runs: bool = False) -> None:
+        super().__init__(f"stopped after {f'{done} of {total} rounds' if all_runs else f'round {done} of {total}'}")
         self.folder, self.done, self.total = folder, done, total
 
 
@@ -37,7 +40,7 @@ def graceful_stop() -> Iterator[StopRequest]:
         if stop.requested:
             raise KeyboardInterrupt
         stop.requested = True
-        log.warning("Stopping after this round; press Ctrl-C again to stop at once.")
+        log.warning(STOPPING)
 
     before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -32,6 +32,7 @@ from fedloom.nn.kernels.convolution import (
     padded_channels,
     weight_gradient,
 )
+from fedloom.nn.kernels.gpu import H100
 from fedloom.nn.network import Network
 
 ALGOS = [GROUPED, "16 16 16 4 2"]
@@ -322,7 +323,7 @@ def test_all_tiles_that_are_tried_give_what_torch_gives(kernels, device, part):
 @pytest.mark.parametrize("sms", [1, 132])
 def test_gradients_to_weights_may_be_summed_in_spans(kernels, device, sms, monkeypatch):
     """With many SMs, several programs share the sum over samples and pixels, and their parts are added."""
-    monkeypatch.setattr(kernels, "sm_count", lambda device: sms)
+    monkeypatch.setattr(kernels, "gpu_properties", lambda device: H100._replace(sms=sms))
     launched = []
     launch = kernels._weight_gradient
 

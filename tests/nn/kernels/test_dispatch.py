@@ -18,7 +18,6 @@ from fedloom.nn.kernels.dispatch import (
     clear_decisions,
     decisions,
     has_cuda_kernels,
-    sm_count,
     use_custom_kernel,
     vmap_over_clients,
 )
@@ -84,10 +83,6 @@ def test_without_a_gpu_no_kernel_is_used():
     use_custom_kernel("matmul")
     assert list(decisions(CPU)) == ["all"]
     assert decisions(CPU)["all"].startswith("not used")
-
-
-def test_sizes_of_grids_can_be_computed_without_a_gpu():
-    assert sm_count(CPU) > 0
 
 
 # -- the environment variable ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from helpers import assert_same, method, model_task
 from fedloom.core.autodiff import vmap
 from fedloom.engine.plan import Plan
 from fedloom.nn.kernels import lstm as layer
+from fedloom.nn.kernels.gpu import H100, SHARED_KIB
 from fedloom.nn.kernels.hopper import lstm as hopper
 from fedloom.nn.kernels.lstm import Lstm, Stepwise, lstm, lstm_backward, lstm_forward
 
@@ -170,7 +171,7 @@ CASES = [  # clients, steps, samples, units; tiles; SMs, of which few mean more 
 
 @pytest.mark.parametrize(("shape", "tiles", "sms"), CASES, ids=str)
 def test_triton_kernels_give_what_the_steps_give(kernels, device, shape, tiles, sms, monkeypatch):
-    monkeypatch.setattr(kernels, "sm_count", lambda device: sms)
+    monkeypatch.setattr(kernels, "gpu_properties", lambda device: H100._replace(sms=sms))
     rest = "tf32x3", kernels.Tiles(*tiles) if tiles else None
     check(lambda *v: kernels.forward(*v, *rest), lambda *v: kernels.backward(*v, *rest), shape, device)
 
@@ -184,10 +185,18 @@ def test_programs_have_more_samples_where_all_sms_have_work(kernels):
 @pytest.mark.parametrize("size", [3, 16, 37, 100, 512])
 @pytest.mark.parametrize("rows", [16, 32])
 def test_default_tiles_are_powers_of_two_that_fit_the_layer(kernels, size, rows):
-    tiles = kernels.default_tiles(size, rows)
+    tiles = kernels.default_tiles(size, rows, H100.shared_bytes)
     assert all(v & (v - 1) == 0 for v in tiles[:3])
     assert 16 <= tiles.units < 2 * max(16, size)
     assert 16 <= tiles.depth < 2 * max(16, size)
+    assert tiles.stages == 3
+
+
+def test_there_are_fewer_stages_where_shared_memory_is_small(kernels):
+    """The backward pass of a wide layer keeps 4 * 32 * (16 + 128) numbers of 4 bytes per stage, which is 72 KiB, for
+    all stages but one."""
+    stages = {kib: kernels.default_tiles(100, 16, kib << 10).stages for kib in sorted(set(SHARED_KIB.values()))}
+    assert stages == {48: 1, 64: 1, 96: 2, 99: 2, 163: 3, 227: 3}
 
 
 @pytest.mark.parametrize("fits", [True, False])
@@ -213,15 +222,16 @@ def test_the_hopper_kernel_says_why_it_is_not_used(monkeypatch):
     def compile_error(*_):
         raise RuntimeError("lstm.cu: no such instruction\nmore of the log")
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(hopper, "gpu_properties", lambda device: H100)
     monkeypatch.setattr(hopper, "shared_bytes", lambda *_: (0, 0))
     assert obstacle(device, hopper.MAX_UNITS) is None
     assert "units" in obstacle(device, hopper.MAX_UNITS + 4)
     assert "units" in obstacle(device, 22)
     monkeypatch.setattr(hopper, "shared_bytes", compile_error)
     assert obstacle(device, 20) == "it does not compile here (lstm.cu: no such instruction)"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert "Hopper" in obstacle(device, 20)
+    for capability in ((8, 0), (12, 0)):
+        monkeypatch.setattr(hopper, "gpu_properties", lambda device, c=capability: H100._replace(capability=c))
+        assert "Hopper" in obstacle(device, 20)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 12, 13, 100])

@@ -2,21 +2,23 @@
 
 Every custom operation is a `torch.library` operator with a plain implementation for any device; `cuda_kernel` adds one
 for CUDA tensors. Whether a computation uses the operator is decided here, by `use_custom_kernel`: layers ask it while
-they run stacked on a GPU, graph passes ask it before they put an operator into a traced graph. What was decided, and
-why a kernel was not used, is kept for the user (`decisions`).
+they run stacked on a GPU, graph passes ask it before they put an operator into a traced graph. A kernel is used only
+on GPUs that have what it needs (`NEEDS`). What was decided, and why a kernel was not used, is kept for the user
+(`decisions`).
 
 The environment variable FEDLOOM_DISABLE_KERNELS names kernels that are not to be used, separated by commas, or "all".
 """
 
 import logging
 import os
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedloom.nn.kernels.gpu import gpu_properties
 
 log = logging.getLogger("fedloom")
 
@@ -32,6 +34,13 @@ KERNELS = {
     "matmul": "products with weights per client",
     "pooling": "max-pooling, ReLU and their gradient",
 }
+# Without these tensor cores, Triton compiles the same products for the other cores, many times slower.
+NEEDS = {
+    "convolution": ("bfloat16 tensor cores", (8, 0)),
+    "lstm": ("TF32 tensor cores", (8, 0)),
+    "matmul": ("TF32 tensor cores", (8, 0)),
+}
+TRITON_NEEDS = "Triton", (7, 0)  # as torch's own compiler demands it
 USED = "used"
 _decisions: dict[str, str] = {}
 
@@ -54,10 +63,21 @@ def has_cuda_kernels(x: Tensor) -> bool:
 def use_custom_kernel(name: str, obstacle: str | None = None) -> bool:
     """True if a computation on the GPU is to use the kernel; `obstacle` is a reason against it. Remembers the
     decision."""
+    obstacle = gpu_obstacle(name) or obstacle
     if name in DISABLED:
         obstacle = "disabled by FEDLOOM_DISABLE_KERNELS"
     _note_decision(name, obstacle)
     return obstacle is None
+
+
+def gpu_obstacle(name: str) -> str | None:
+    """What the kernel needs and the current GPU does not have, or None."""
+    what, needed = NEEDS.get(name, TRITON_NEEDS)
+    capability = gpu_properties().capability
+    if capability >= needed:
+        return None
+    least, found = (f"{major}.{minor}" for major, minor in (needed, capability))
+    return f"it needs {what} (compute capability {least} or later), and this GPU has {found}"
 
 
 def _note_decision(name: str, obstacle: str | None) -> None:
@@ -79,19 +99,15 @@ def clear_decisions() -> None:
     _decisions.clear()
 
 
-@cache
-def sm_count(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU; without one, those of an H100, so that graph passes can be tested."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
 def cuda_kernel(operator: Any, name: str, module: str, function: str) -> None:
     """Register `fedloom.nn.kernels.triton.<module>.<function>` as the operator's CUDA implementation, unless Triton is
-    missing or the kernel `name` is disabled."""
+    missing or the kernel `name` is disabled. On a GPU that cannot run it, the plain implementation is used."""
     if not TRITON or name in DISABLED:
         return
 
     def implementation(*args: Any) -> Any:
+        if gpu_obstacle(name):
+            return operator._init_fn(*args)
         return getattr(import_module(f"fedloom.nn.kernels.triton.{module}"), function)(*args)
 
     operator.register_kernel("cuda")(implementation)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fedloom.nn.kernels.dispatch import cuda_kernel, sm_count, use_custom_kernel
+from fedloom.nn.kernels.dispatch import cuda_kernel, use_custom_kernel
+from fedloom.nn.kernels.gpu import gpu_properties
 
 FEW_ROWS = 32  # of a product that is bound by reading the weights
 FEW_COLUMNS = 16
@@ -100,7 +101,7 @@ def depth_per_program(a: Tensor, b: Tensor, tiles: list[int]) -> int:
     (n, m, k), (rows, columns, depth, *_) = a.shape, tiles
     steps = _ceil(k, depth)
     programs = n * _ceil(m, rows) * _ceil(b.shape[2], columns)
-    return _ceil(steps, splits(programs, steps, PROGRAMS_PER_SM * sm_count(a.device))) * depth
+    return _ceil(steps, splits(programs, steps, PROGRAMS_PER_SM * gpu_properties(a.device).sms)) * depth
 
 
 def splits(programs: int, steps: int, at_once: int) -> int:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedloom.nn.kernels.dispatch import use_custom_kernel
+from fedloom.nn.kernels.gpu import gpu_properties
 from fedloom.nn.kernels.hopper.nvrtc import CudaModule
 from fedloom.nn.kernels.lstm import row_contiguous
 
@@ -48,7 +49,7 @@ def fits(device: torch.device, size: int) -> bool:
 def _obstacle(device: torch.device, size: int) -> str | None:
     if size > MAX_UNITS or size % 4:
         return f"a layer of {size} units; it takes multiples of 4 up to {MAX_UNITS}"
-    if torch.cuda.get_device_capability(device)[0] != 9:
+    if gpu_properties(device).capability[0] != 9:
         return "this is not a Hopper GPU"
     try:
         shared_bytes(device, size, 1)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedloom.nn.kernels.convolution import output_size, padded_channels
-from fedloom.nn.kernels.dispatch import sm_count
+from fedloom.nn.kernels.gpu import gpu_properties
 
 Pair = list[int]
 Tiles = tuple[int, int, int, int, int]  # two sides of a tile, depth of a step, warps, stages
@@ -229,7 +229,7 @@ def weight_gradient(
     m, k = b * p * q, c * kernel[0] * kernel[1]
     bo, bk, bm, warps, stages = tiles
     programs = triton.cdiv(out, bo) * triton.cdiv(k, bk)
-    spans = max(1, min(PROGRAMS_PER_SM * sm_count(x.device) // (programs * n), m // (4 * bm)))
+    spans = max(1, min(PROGRAMS_PER_SM * gpu_properties(x.device).sms // (programs * n), m // (4 * bm)))
     span = triton.cdiv(triton.cdiv(m, spans), bm) * bm
     spans = triton.cdiv(m, span)
     y = torch.empty(spans, n, out, *kernel, c, dtype=FULL, device=x.device)

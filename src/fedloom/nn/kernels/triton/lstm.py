@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedloom.nn.kernels.dispatch import sm_count
+from fedloom.nn.kernels.gpu import gpu_properties
 from fedloom.nn.kernels.hopper import lstm as hopper
 from fedloom.nn.kernels.lstm import row_contiguous
 from fedloom.nn.kernels.matmul import precision
@@ -212,8 +212,9 @@ def forward(
     z, h, c, w, bias = row_contiguous(z), h.contiguous(), c.contiguous(), row_contiguous(w), row_contiguous(bias)
     hs, cs = (z.new_empty(n, steps, batch, size) for _ in range(2))
     gates = z.new_empty(n, steps if keep else 0, batch, 4 * size)
-    rows = rows_per_program(n, batch, sm_count(w.device))
-    units, depth, warps, stages = tiles or default_tiles(size, rows)
+    gpu = gpu_properties(w.device)
+    rows = rows_per_program(n, batch, gpu.sms)
+    units, depth, warps, stages = tiles or default_tiles(size, rows, gpu.shared_bytes)
     _forward[(n, triton.cdiv(batch, rows))](
         z, h, c, w, bias, hs, cs, gates, steps, batch, *z.stride()[:3], w.stride(0), bias.stride(0),
         size, keep, precision, rows, units, depth, num_warps=warps, num_stages=stages,
@@ -230,8 +231,9 @@ def backward(
     dhs, dcs, w = row_contiguous(dhs), row_contiguous(dcs), row_contiguous(w)
     gates, c, cs = gates.contiguous(), c.contiguous(), cs.contiguous()
     dz, dh, dc = torch.empty_like(gates), torch.empty_like(c), torch.empty_like(c)
-    rows = rows_per_program(n, batch, sm_count(w.device))
-    units, depth, warps, stages = tiles or default_tiles(size, rows)
+    gpu = gpu_properties(w.device)
+    rows = rows_per_program(n, batch, gpu.sms)
+    units, depth, warps, stages = tiles or default_tiles(size, rows, gpu.shared_bytes)
     _backward[(n, triton.cdiv(batch, rows))](
         dhs, dcs, gates, c, cs, w, dz, dh, dc, steps, batch, *dhs.stride()[:3], *dcs.stride()[:3], w.stride(0),
         size, precision, rows, units, depth, num_warps=warps, num_stages=stages,
@@ -239,10 +241,13 @@ def backward(
     return dz, dh, dc, dz.sum((1, 2))
 
 
-def default_tiles(size: int, rows: int) -> Tiles:
-    """As many units as fit registers."""
+def default_tiles(size: int, rows: int, shared_bytes: int) -> Tiles:
+    """As many units as fit registers, and three stages if they fit shared memory, otherwise fewer."""
     most = max(16, triton.next_power_of_2(size))
-    return Tiles(min(2048 // rows, most), min(32, most), 4 if size <= 32 else 8 if size <= 128 else 16, 3)
+    units, depth = min(2048 // rows, most), min(32, most)
+    loaded = 16 * depth * (rows + units)  # bytes of a stage: for four gates, of gradients and of weights
+    stages = min(3, 1 + shared_bytes // loaded)  # all but one are in shared memory
+    return Tiles(units, depth, 4 if size <= 32 else 8 if size <= 128 else 16, stages)
 
 
 def rows_per_program(n: int, batch: int, sms: int) -> int:
