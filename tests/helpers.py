@@ -370,11 +370,11 @@ def make_unfinished(folder):
 
 
 def run_cli(monkeypatch, capsys, *args):
-    """Runs `fedloom ARGS` in this process, with a terminal of COLUMNS characters, or a wide one: exit code, standard
-    output, standard error."""
+    """Runs `fedloom ARGS` in this process, with a terminal of COLUMNS characters, or of 80: exit code, standard output,
+    standard error."""
     monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, args)])
     for one in (console.out, console.err):
-        monkeypatch.setattr(one, "_width", int(os.environ.get("COLUMNS", "160")))
+        monkeypatch.setattr(one, "_width", int(os.environ.get("COLUMNS", "80")))
         monkeypatch.setattr(one, "_height", 25)  # with both, whatever terminal there is does not matter
     with pytest.raises(SystemExit) as stop:
         cli.main()

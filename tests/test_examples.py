@@ -65,6 +65,7 @@ EXCEPTIONS = {  # first line of an example -> why it is not carried out
     ".venv/bin/python -m pytest tests/algorithms/test_averaging.py": "a test that the reader writes",
     ".venv/bin/pip install pre-commit": "needs an index of packages",
     ".venv/bin/pre-commit install": "needs the tool pre-commit",
+    "fedloom compare fedavg fedrep ditto --seeds 3 --devices 0,1   # on two GPUs, a process on each": "needs GPUs",
     "fedloom --install-completion": "changes the configuration of the shell; tests/cli/test_help.py has completion",
 }
 
@@ -508,6 +509,7 @@ def reader(tmp_path, monkeypatch, capsys):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("COLUMNS", "160")
     for name in ("HOME", "XDG_CACHE_HOME", "FEDLOOM_DATA"):  # no data set is there, and nothing is installed for good
         monkeypatch.setenv(name, str(tmp_path / "home"))
     for known in (ALGORITHMS, DATASETS, MODELS, PARTITIONS):

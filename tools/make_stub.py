@@ -25,6 +25,7 @@ def stub() -> str:
     lines += ["from fedloom.config.resolve import AlgorithmLike, DatasetLike"]
     lines += ["from fedloom.data.partitions import Partition"]
     lines += ["from fedloom.models.zoo import Model"]
+    lines += ["from fedloom.studies.devices import Devices"]
     lines += ["from fedloom.studies.execute import OnRound", "from fedloom.studies.sweep import Grid", ""]
     lines += ["__version__: str", f"__all__ = {sorted(fedloom.__all__)!r}", ""]
     for name, without in FUNCTIONS.items():

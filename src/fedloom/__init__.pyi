@@ -28,6 +28,7 @@ from fedloom.trackers.wandb import WandB as WandB
 from fedloom.config.resolve import AlgorithmLike, DatasetLike
 from fedloom.data.partitions import Partition
 from fedloom.models.zoo import Model
+from fedloom.studies.devices import Devices
 from fedloom.studies.execute import OnRound
 from fedloom.studies.sweep import Grid
 
@@ -43,6 +44,7 @@ def compare(
     resume: bool = ...,
     equal_budget: str | None = ...,
     callbacks: Sequence[Callback] = ...,
+    devices: Devices | None = ...,
     partition: str | Partition = ...,  # how samples are divided among clients [the data set's]
     model: str | Model | nn.Module | Callable[[], nn.Module] = ...,  # a name, a module (its parameters are everybody's initial ones) or a function that builds one (every seed has its own initial parameters) [the data set's]
     head: str = ...,  # name of the last layer of a module of your own [head]
@@ -255,6 +257,7 @@ def sweep(
     out: str | Path | None = ...,
     resume: bool = ...,
     callbacks: Sequence[Callback] = ...,
+    devices: Devices | None = ...,
     partition: str | Partition = ...,  # how samples are divided among clients [the data set's]
     model: str | Model | nn.Module | Callable[[], nn.Module] = ...,  # a name, a module (its parameters are everybody's initial ones) or a function that builds one (every seed has its own initial parameters) [the data set's]
     head: str = ...,  # name of the last layer of a module of your own [head]

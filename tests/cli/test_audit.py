@@ -28,7 +28,6 @@ def audited(monkeypatch, capsys, *words):
 
 
 def test_the_table_and_what_it_means(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
     out = audited(monkeypatch, capsys, "fedavg", "local", *TINY, *QUICK)
     assert all(len(line) <= 80 for line in out.splitlines())
     for words in ("membership:", "one step:", "guessing the mean sample", "0.5 and advantage 0 are a coin toss"):

@@ -71,6 +71,7 @@ def test_a_site_with_a_full_disk_is_left_out_until_there_is_space(deployment):
             deployment.wait_for_round(full + 2)
         deployment.completed(server)
         assert cohorts()[0] == cohorts()[-1] == SITES
-        assert SITES - 1 in cohorts()[full : full + 2]
+        # two more rounds may have been trained when the last result was written: sites train ahead
+        assert SITES - 1 in cohorts()[full : full + 3]
         assert "client 1 is left out: its site" in deployment.said("server")
         deployment.stop("site-1")

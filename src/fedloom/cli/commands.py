@@ -14,7 +14,7 @@ from fedloom.cli import audit, completion, data, figures, models, report, sites
 from fedloom.cli.command import Command, Group, UsageError, examples
 from fedloom.cli.console import begin, err, no_warnings, out
 from fedloom.cli.options import ConfigDict, Json, option, pairs, with_settings
-from fedloom.core.errors import UserError, is_plain_text, printable, system_error, unknown
+from fedloom.core.errors import UserError, WorkerError, is_plain_text, printable, system_error, unknown
 from fedloom.trackers import TRACKERS
 
 app = typer.Typer(
@@ -53,6 +53,15 @@ Tracker = Annotated[
         about="log metrics there, too, see docs/callbacks.md; may be given several times",
         metavar="|".join(TRACKERS),
         group="Results",
+    ),
+]
+Devices = Annotated[
+    str | None,
+    option(
+        "--devices",
+        about="train on several devices, a process on each: 0,1 for two GPUs, or cpu,cpu",
+        metavar="NAME,...",
+        group="Execution",
     ),
 ]
 Verbose = Annotated[bool, option("--verbose", "-v", about="log the execution plan and the kernels used")]
@@ -129,6 +138,7 @@ def run(
         "fedloom compare fedavg fedrep ditto:lam=0.5 --dataset fmnist --seeds 3",
         "fedloom compare local fedavg ./my_method.py --metric macro_f1",
         "fedloom compare fedrep plgu-grep --equal-budget fedavg --out runs/fair",
+        "fedloom compare fedavg fedrep ditto --seeds 3 --devices 0,1",
         docs="docs/comparisons.md, docs/metrics.md",
     ),
 )
@@ -161,6 +171,7 @@ def compare(
             group="Results",
         ),
     ] = None,
+    devices: Devices = None,
     out_: Out = None,
     resume: Resume = None,
     no_save: NoSave = False,
@@ -196,11 +207,11 @@ def compare(
     configs = configurations(names, combine(saved, config))
     dataset = Path(display.dataset_label(config.get("dataset", {}))).stem
     folder = None if no_save else resume or out_ or _free_folder(f"compare-{dataset}")
-    with display.round_progress(err) as callbacks:
+    with display.study_progress(err, devices is not None) as (callbacks, on_progress):
         comparison = _interruptible(
             lambda: carry_out(
                 configs, numbers, out=folder, resume=resume is not None, equal_budget=budget, columns=shown,
-                callbacks=[*callbacks, *tracking],
+                callbacks=[*callbacks, *tracking], devices=devices, on_progress=on_progress,
             ),
             "compare", folder,
         )  # fmt: skip
@@ -228,6 +239,7 @@ def sweep(
         ),
     ] = None,
     seeds: Annotated[str | None, _seeds_option(1)] = None,
+    devices: Devices = None,
     out_: Out = None,
     resume: Resume = None,
     no_save: NoSave = False,
@@ -255,11 +267,11 @@ def sweep(
     method = merged.get("algorithm", {}).get("name", "ditto")
     names = ["sweep", method, Path(display.dataset_label(config.get("dataset", {}))).stem]
     folder = None if no_save else resume or out_ or _free_folder("-".join(names))
-    with display.round_progress(err) as callbacks:
+    with display.study_progress(err, devices is not None) as (callbacks, on_progress):
         result = _interruptible(
             lambda: carry_out(
                 configurations(merged), values, numbers, out=folder, resume=resume is not None,
-                callbacks=[*callbacks, *tracking],
+                callbacks=[*callbacks, *tracking], devices=devices, on_progress=on_progress,
             ),
             "sweep", folder,
         )  # fmt: skip
@@ -497,6 +509,10 @@ def run_command() -> None:
         _exit_with_message(str(error))
     except UsageError as error:
         _exit_with_message(error.format_message())
+    except WorkerError as error:
+        if error.details:
+            err.print(error.details, highlight=False, markup=False, soft_wrap=True)
+        _exit_with_message(str(error), code=1)
     except typer.Abort:
         sys.exit(130)
     except KeyboardInterrupt:
@@ -549,7 +565,7 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _exit_with_message(sentence: str) -> None:
+def _exit_with_message(sentence: str, code: int = 2) -> None:
     with contextlib.suppress(OSError):  # there is nowhere else to report to
         err.print(f"fedloom: {printable(sentence)}", style="red", highlight=False, markup=False, soft_wrap=True)
-    sys.exit(2)
+    sys.exit(code)

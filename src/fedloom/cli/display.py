@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from fedloom.deployment.flower.overview import Overview
     from fedloom.papers.catalog import Experiment
     from fedloom.studies.compare import Comparison
+    from fedloom.studies.devices import WorkItem
     from fedloom.studies.method_check import Verdict
     from fedloom.studies.reproduce import Reproduction
     from fedloom.studies.result import Result
@@ -81,6 +82,27 @@ def round_progress(console: Console) -> Iterator[list[Callback]]:
     if not console.is_terminal:
         yield []
         return
+    with _progress_bars(console) as bar:
+        yield [RoundProgress(bar)]
+
+
+@contextmanager
+def study_progress(
+    console: Console, several_devices: bool
+) -> Iterator[tuple[list[Callback], Callable[[Sequence[WorkItem]], None] | None]]:
+    """Progress bars of a comparison or a sweep, as callbacks or, on several devices, as a function that is called with
+    all groups of runs; nothing if the output is not a terminal."""
+    if not several_devices:
+        with round_progress(console) as callbacks:
+            yield callbacks, None
+    elif not console.is_terminal:
+        yield [], None
+    else:
+        with _progress_bars(console) as bar:
+            yield [], DeviceProgress(bar)
+
+
+def _progress_bars(console: Console) -> Progress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -88,8 +110,7 @@ def round_progress(console: Console) -> Iterator[list[Callback]]:
         TextColumn("{task.fields[score]}"),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield [RoundProgress(bar)]
+    return Progress(*columns, console=console, transient=True)
 
 
 class RoundProgress(Callback):
@@ -126,6 +147,31 @@ class RoundProgress(Callback):
         if found := [row for row in self._runs.values() if row is not None]:
             means = {name: sum(row[name] for row in found) / len(found) for name in _PROGRESS if name in found[0]}
             self._bar.update(self._task, score=_progress(means))
+
+
+class DeviceProgress:
+    """Shows how many groups of runs are finished, and a bar of rounds for each that a device carries out."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._tasks: dict[int, Any] = {}  # by the position of the group
+        self._all: Any = None
+
+    def __call__(self, items: Sequence[WorkItem]) -> None:
+        """Called with all groups whenever something may have changed."""
+        if self._all is None:
+            self._all = self._bar.add_task("all", total=len(items), score="")
+        finished = [item for item in items if item.finished]
+        self._bar.update(self._all, completed=len(finished), score="finished")
+        for place, item in enumerate(items):
+            if item.finished and place in self._tasks:
+                self._bar.remove_task(self._tasks.pop(place))
+            elif item.device and not item.finished:
+                if place not in self._tasks:
+                    title = f"{item.device} {item.title}"
+                    self._tasks[place] = self._bar.add_task(title, total=item.total, score="getting ready")
+                score = "getting ready" if not item.done else _progress(item.row) if item.row is not None else ""
+                self._bar.update(self._tasks[place], completed=item.done, score=score)
 
 
 @contextmanager

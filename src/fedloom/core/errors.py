@@ -17,6 +17,15 @@ class UserError(Exception):
         super().__init__(printable(sentence))
 
 
+class WorkerError(RuntimeError):
+    """A process that carries out runs failed, and not by a mistake in a user's input. The message is one sentence;
+    `details` are the traceback of the process, if there is one."""
+
+    def __init__(self, sentence: str, details: str = "") -> None:
+        super().__init__(printable(sentence))
+        self.details = details
+
+
 def printable(text: str) -> str:
     """The text with escapes such as \\n in place of characters that cannot be printed."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -26,7 +26,7 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, kind: str, package: str) -> None:
-        self.kind, self._package = kind, package
+        self.kind, self.package = kind, package
         self._known: dict[str, T] = {}
         self._package_loaded = self._plugins_loaded = False
 
@@ -45,16 +45,16 @@ class Registry(Generic[T]):
         """Import every module of the package."""
         if not self._package_loaded:
             self._package_loaded = True
-            package = importlib.import_module(self._package)
+            package = importlib.import_module(self.package)
             for module in pkgutil.iter_modules(package.__path__):
-                importlib.import_module(f"{self._package}.{module.name}")
+                importlib.import_module(f"{self.package}.{module.name}")
 
     def _load_all(self) -> None:
         """Import the package and the entry points of other packages."""
         self._load_package()
         if not self._plugins_loaded:
             self._plugins_loaded = True
-            for point in entry_points(group=self._package):
+            for point in entry_points(group=self.package):
                 try:
                     point.load()  # defining a class registers it
                 except (Exception, SystemExit) as error:  # another package's mistake must not stop FedLoom

@@ -14,6 +14,7 @@ from fedloom.core.federation import Scaling
 from fedloom.core.kinds import Kind
 from fedloom.core.preprocessing import Preprocessing
 from fedloom.core.registry import Registry
+from fedloom.storage.user_cache import cache_folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +101,7 @@ def folders(dataset: type[Dataset], data_dir: Path | None) -> list[Path]:
     if data_dir is not None:
         return [*(data_dir / name for name in names), data_dir]
     roots = [Path(os.environ["FEDLOOM_DATA"])] if os.environ.get("FEDLOOM_DATA") else []
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedloom"
-    candidates = [*(root / name for root in roots for name in names), cache / dataset.name]
+    candidates = [*(root / name for root in roots for name in names), cache_folder() / dataset.name]
     return candidates + ([dataset.debian[1]] if dataset.debian else [])
 
 

@@ -1,1 +1,1 @@
-"""Between main memory and the accelerator: copies, free memory, CUDA graphs."""
+"""The machine, its main memory and its accelerator: what they are, copies, free memory, CUDA graphs."""

@@ -3,8 +3,8 @@
 A plan is made once, by measuring, and recorded with the run, so that the run can be repeated to the bit.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
 
 Mode = Literal["stacked", "per-client"]
 Replay = Literal["eager", "traced", "captured"]
@@ -32,6 +32,7 @@ class Plan:
     threads: int = 0  # intra-op threads on the CPU
     runs: int = 1  # number of runs that are stacked together
     shards: int = 0  # parts of the clients that are never stacked together, see `fedloom.cluster`; 0 for none
+    client_bytes: int = 0  # memory that a stacked client takes, as far as it is known
     reason: str = ""  # why this plan was chosen, for the log and plan.json
 
     def prefix(self, active: int) -> int:
@@ -43,6 +44,16 @@ class Plan:
         while (smaller := int(size * self.shrink)) >= active:
             size = smaller
         return size
+
+    def check(self) -> None:
+        """Raise ValueError unless the values are of the kind that plans have; they may come from a file."""
+        for one, usual in zip(fields(self), fields(Plan), strict=True):
+            value, default = getattr(self, one.name), usual.default
+            known = get_args({"mode": Mode, "replay": Replay, "scoring": Mode}.get(one.name))
+            if known and value not in known:
+                raise ValueError(f"{one.name} is {value!r}")
+            if isinstance(default, bool | int | float | str) and type(value) is not type(default):
+                raise ValueError(f"{one.name} is {value!r}")
 
     def record(self) -> dict[str, Any]:
         """The plan as plain data."""

@@ -163,6 +163,7 @@ class Network:
         self.body = tuple(name for name in names.values() if not name.startswith(f"{head}."))
         self.layers = _layers(module, names)
         self.norms = tuple(names[id(p)] for m in module.modules() if isinstance(m, NORMS) for p in m.parameters(False))
+        self.structure, self.types = str(module), {type(m) for m in module.modules()}
         _replace_layers(module)
         module.to(self._device, dtype)
         norms = {name: m for name, m in module.named_modules() if isinstance(m, MaskedBatchNorm)}

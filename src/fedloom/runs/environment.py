@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fedloom.device.machine import memory_bytes, processor
+
 PACKAGES = ("fedloom", "torch", "numpy", "scikit-learn", "pyarrow", "safetensors")
 
 
@@ -24,9 +26,9 @@ def environment(device: torch.device) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "system": platform.platform(),
         "host": platform.node(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
-        "memory_bytes": _memory(),
+        "memory_bytes": memory_bytes(),
         "threads": torch.get_num_threads(),
         "device": str(device),
         "git": _git(),
@@ -41,23 +43,6 @@ def _version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
         return None
 
 

@@ -44,9 +44,10 @@ from fedloom.runs.folders import open_manifest
 from fedloom.studies.build import make_data, make_task
 from fedloom.studies.callbacks import Callback, checked
 from fedloom.studies.client_model import ClientModel
+from fedloom.studies.devices import Devices, OnProgress, checked_devices, on_cpu
 from fedloom.studies.frames import data_frame
 from fedloom.studies.models import When
-from fedloom.studies.notebook import with_progress
+from fedloom.studies.notebook import device_progress, with_progress
 from fedloom.studies.result import Result, load_run
 from fedloom.studies.study import Study, parse_seeds, refuse_seed, run_folder
 
@@ -123,6 +124,7 @@ def compare(
     resume: bool = False,
     equal_budget: str | None = None,
     callbacks: Sequence[Callback] = (),
+    devices: Devices | None = None,
     **settings: Any,
 ) -> Comparison:
     """Train and evaluate several methods on one task, and rank them.
@@ -138,6 +140,8 @@ def compare(
         equal_budget: a method, such as "fedavg"; all others get as many rounds as it takes them to compute as much as
             it does (see docs/comparisons.md). It is among the methods then.
         callbacks: objects that are called while runs train, see `fedloom.Callback` and docs/callbacks.md.
+        devices: devices of this machine among which methods and seeds are divided, such as "0,1" for two GPUs; each
+            has a process of its own (see docs/comparisons.md). It needs `out`.
         **settings: the keyword arguments below, and settings of the data set, the partition or the model, by name.
 
     Returns:
@@ -155,7 +159,9 @@ def compare(
         out=out,
         resume=resume,
         equal_budget=equal_budget,
-        callbacks=with_progress(callbacks),
+        callbacks=callbacks if devices is not None else with_progress(callbacks),
+        devices=devices,
+        on_progress=device_progress(),
     )
 
 
@@ -207,15 +213,18 @@ def carry_out(
     equal_budget: str | None = None,
     columns: Sequence[str] = COLUMNS,
     callbacks: Sequence[Callback] = (),
+    devices: Devices | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Comparison:
     """Carry out all runs that are not done yet, method by method with all seeds stacked, and make the leaderboard.
-    `columns` are those of its LaTeX table."""
+    `columns` are those of its LaTeX table; `on_progress` is called if there are several devices."""
     check_columns(columns)
-    checked(callbacks)
+    names_of_devices = checked_devices(devices, configs, out, checked(callbacks))
     entries = _labelled(configs, equal_budget)
     labels, described, data = list(entries), _describe(entries, seeds), None
     if equal_budget is not None:
-        data = make_data(next(iter(entries.values())))
+        first = next(iter(entries.values()))
+        data = make_data(on_cpu(first, names_of_devices) if names_of_devices else first)
         described |= {EQUAL_BUDGET: _reference(entries, equal_budget)}
         entries = with_equal_budgets(entries, described[EQUAL_BUDGET], data)
     study = Study(
@@ -226,12 +235,13 @@ def carry_out(
         names=[label for label in labels for _ in seeds],
         runs=[config.with_seed(seed) for config in entries.values() for seed in seeds],
         groups=[range(k * len(seeds), (k + 1) * len(seeds)) for k in range(len(labels))],
+        devices=names_of_devices,
     )
 
     with study.opened(out, resume) as (folder, data):
         results = (
             (study.names[place], study.runs[place].settings.seed, result)
-            for place, result in study.execute(folder, data, callbacks)
+            for place, result in study.execute(folder, data, callbacks, on_progress)
         )
         found = Comparison(study.config, _board(results, study.config), folder)
         if folder is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedloom.metrics.registry import column_name
 from fedloom.studies.callbacks import Callback, TrainingRun, checked
+from fedloom.studies.devices import OnProgress, WorkItem
 from fedloom.studies.result import Result
 
 SECONDS_BETWEEN = 0.2  # updates of a bar
@@ -81,6 +82,38 @@ class NotebookProgress(Callback):
             "text/plain": ", ".join([self._title, *words]),
             "text/html": f"{bar} {html.escape(', '.join([self._title, *words]))}",
         }
+
+
+def device_progress() -> OnProgress | None:
+    """In a notebook, what shows the progress of several devices."""
+    return DeviceProgress() if in_notebook() else None
+
+
+class DeviceProgress:
+    """A progress bar for each group of runs that a device carries out, and what is finished."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._shown: dict[str, str] = {}
+        self._updated = 0.0
+
+    def __call__(self, items: Sequence[WorkItem]) -> None:
+        lines = [f"{sum(item.finished for item in items)}/{len(items)} finished"]
+        bars = [lines[0]]
+        for item in items:
+            if item.device and not item.finished:
+                lines.append(f"{item.device}: {item.title}, {item.done}/{item.total} rounds")
+                bars.append(f"<progress value='{item.done}' max='{item.total}'></progress> {html.escape(lines[-1])}")
+        shown = {"text/plain": "\n".join(lines), "text/html": "<br>".join(bars)}
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(shown, raw=True, display_id=True)
+        elif shown == self._shown or (time.monotonic() - self._updated < SECONDS_BETWEEN and len(lines) > 1):
+            return  # it is called again soon, unless nothing is left to do
+        else:
+            self._handle.update(shown, raw=True)
+        self._shown, self._updated = shown, time.monotonic()
 
 
 def score(row: dict[str, Any], metric: str) -> str:

@@ -20,14 +20,15 @@ from fedloom.core.settings import LARGEST_INT
 from fedloom.data.dataset import Dataset
 from fedloom.engine.stacked_settings import numeric_settings
 from fedloom.models.zoo import Model
-from fedloom.runs.directory import CONFIG
+from fedloom.runs.directory import CONFIG, RunDirectory
 from fedloom.runs.folders import KINDS, check_empty, check_same, exclusive_lock, is_empty
 from fedloom.storage.files import text_writer
 from fedloom.storage.manifest import Manifest
 from fedloom.studies.build import check_more_rounds, make_data, make_task
 from fedloom.studies.callbacks import Callback
+from fedloom.studies.devices import OnProgress, WorkItem, execute_on_devices, on_cpu
 from fedloom.studies.execute import execute_group
-from fedloom.studies.result import Result
+from fedloom.studies.result import Result, load_run
 
 LONGEST_NAME = 255  # bytes, of a folder
 MOST_RUNS = 100_000
@@ -46,6 +47,7 @@ class Study:
     groups: Sequence[Sequence[int]]  # positions of runs
     check_data: Callable[[Federation], None] = lambda data: None  # raises UserError for data that do not fit
     data: Federation | None = None  # if they were already divided
+    devices: Sequence[str] = ()  # on each of which a process of its own carries out groups; none: this process does
 
     @contextmanager
     def opened(self, out: str | Path | None, resume: bool) -> Iterator[tuple[Path | None, Federation]]:
@@ -56,7 +58,8 @@ class Study:
         if folder is None and resume:
             raise UserError(f"resume needs out, the folder of the {KINDS[self.file][0]}.")
         self._check(folder, resume)
-        data = self.data if self.data is not None else make_data(self.runs[0])
+        first = on_cpu(self.runs[0], self.devices) if self.devices else self.runs[0]
+        data = self.data if self.data is not None else make_data(first)
         self.check_data(data)
         for place, config in enumerate(self.runs):
             if config.settings.seed == self.runs[0].settings.seed:
@@ -90,12 +93,45 @@ class Study:
 
     def path(self, folder: Path | None, place: int) -> Path | None:
         """The directory of a run."""
-        return None if folder is None else run_folder(folder, self.names[place], self.runs[place].settings.seed)
+        return None if folder is None else self._run_folder(folder, place)
+
+    def _run_folder(self, folder: Path, place: int) -> Path:
+        return run_folder(folder, self.names[place], self.runs[place].settings.seed)
+
+    def _work(self, folder: Path) -> list[WorkItem]:
+        """The groups as items for several devices. If there are fewer groups than devices, each is split into as many
+        parts as there are devices for it."""
+        items = []
+        for group in self.groups:
+            parts = max(1, len(self.devices) // len(self.groups))
+            for places in np.array_split(np.array(group), min(parts, len(group))):
+                configs, folders = [self.runs[i] for i in places], [self._run_folder(folder, i) for i in places]
+                alone = len(places) == 1 < len(group)
+                name = self.names[places[0]] + (f", seed {configs[0].settings.seed}" if alone else "")
+                item = WorkItem(name, configs, folders)
+                each = zip(configs, folders, strict=True)
+                done = [RunDirectory(path).check(describe(config), True) for config, path in each]
+                item.finished = all(done)  # every one is checked before anything is trained
+                item.done = item.total if item.finished else 0
+                items.append(item)
+        return items
 
     def execute(
-        self, folder: Path | None, data: Federation, callbacks: Sequence[Callback] = ()
+        self,
+        folder: Path | None,
+        data: Federation,
+        callbacks: Sequence[Callback] = (),
+        on_progress: OnProgress | None = None,
     ) -> Iterator[tuple[int, Result]]:
-        """Carry out all runs that are not done yet; yields the position and the result of every run."""
+        """Carry out all runs that are not done yet; yields the position and the result of every run. `on_progress` is
+        for several devices, which know no callbacks."""
+        if self.devices:
+            assert folder is not None
+            execute_on_devices(self._work(folder), self.devices, self.runs[0], folder, on_progress)
+            for group in self.groups:
+                for place in group:
+                    yield place, load_run(self._run_folder(folder, place))
+            return
         for count, group in enumerate(self.groups):
             results = execute_group(
                 [self.runs[place] for place in group],

@@ -33,8 +33,9 @@ from fedloom.runs.directory import RunDirectory
 from fedloom.runs.folders import open_manifest
 from fedloom.studies.build import eval_client_ids
 from fedloom.studies.callbacks import Callback, checked
+from fedloom.studies.devices import Devices, OnProgress, checked_devices
 from fedloom.studies.frames import data_frame
-from fedloom.studies.notebook import with_progress
+from fedloom.studies.notebook import device_progress, with_progress
 from fedloom.studies.result import Result, load_run
 from fedloom.studies.study import Study, check_size, parse_seeds, refuse_seed, run_folder, stackable_groups
 
@@ -83,6 +84,7 @@ def sweep(
     out: str | Path | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    devices: Devices | None = None,
     **settings: Any,
 ) -> Sweep:
     """Train and evaluate one method with all combinations of some settings, and rank them on validation data.
@@ -96,6 +98,8 @@ def sweep(
         out: folder in which everything is kept; without it, nothing is written.
         resume: continue the sweep in `out`.
         callbacks: objects that are called while runs train, see `fedloom.Callback` and docs/callbacks.md.
+        devices: devices of this machine among which the runs are divided, such as "0,1" for two GPUs; each has a
+            process of its own (see docs/comparisons.md). It needs `out`.
         **settings: the keyword arguments below, and settings of the method, the data set, the partition or the model,
             by name.
 
@@ -115,8 +119,16 @@ def sweep(
     def make(combination: Combination) -> Config:
         return from_keywords(algorithm, dataset, {**settings, **combination})
 
-    called = with_progress(callbacks)
-    return carry_out(make, searched, parse_seeds(seeds), out=out, resume=resume, callbacks=called)
+    return carry_out(
+        make,
+        searched,
+        parse_seeds(seeds),
+        out=out,
+        resume=resume,
+        callbacks=callbacks if devices is not None else with_progress(callbacks),
+        devices=devices,
+        on_progress=device_progress(),
+    )
 
 
 def _pairs(grid: Any) -> Iterable[tuple[str, Iterable[Any]]]:
@@ -187,9 +199,12 @@ def carry_out(
     out: str | Path | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    devices: Devices | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Sweep:
-    """Carry out all runs that are not done yet, as many as possible stacked, and make the table."""
-    checked(callbacks)
+    """Carry out all runs that are not done yet, as many as possible stacked, and make the table. `on_progress` is
+    called if there are several devices."""
+    called = checked(callbacks)
     check_size(math.prod(map(len, grid.values())) * len(seeds))
     _check_values(make, grid)
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -204,10 +219,11 @@ def carry_out(
         runs=runs,
         groups=stackable_groups(runs),
         check_data=lambda data: _check_validation(configs[0], data),
+        devices=checked_devices(devices, configs, out, called),
     )
 
     with study.opened(out, resume) as (folder, data):
-        scores = {place: _score(result) for place, result in study.execute(folder, data, callbacks)}
+        scores = {place: _score(result) for place, result in study.execute(folder, data, called, on_progress)}
         metric = study.config["metric"]
         table, order = _ranked(combinations, scores, len(seeds), metric)
         best = order[0] * len(seeds)

@@ -10,13 +10,14 @@ import torch
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.authors import describe_failure
 from fedloom.core.task import Task
-from fedloom.device.memory import available_memory
+from fedloom.device.memory import available_memory, free_memory
 from fedloom.engine.cohort import Cohort, Executor
 from fedloom.engine.executors.per_client import PerClientExecutor
 from fedloom.engine.executors.stacked import StackedExecutor
 from fedloom.engine.plan import Plan, Replay
 from fedloom.engine.planning.dry_run import dry_run
 from fedloom.engine.planning.measure import Option, Workload, faster_scoring, measure_per_client, measure_stacked
+from fedloom.engine.planning.plan_cache import find_plan, keep_plan, plan_inputs
 from fedloom.engine.planning.tuning import candidates, fastest_algos
 from fedloom.nn.kernels.convolution import Algo, ConvCase, convolutions
 from fedloom.nn.kernels.dispatch import has_cuda_kernels
@@ -25,6 +26,7 @@ log = logging.getLogger("fedloom")
 
 MEMORY_SHARE = 0.5  # of what is free now, for a chunk
 MARGIN = 0.9  # stacking takes more memory, so it must save a tenth of the time
+STACKING_PAYS = 4.0  # seconds of all rounds, one client after another; trying to stack takes two to four
 TRACE_PAYS = 2.0  # seconds of all rounds, below which nothing is traced
 PER_CLIENT = Plan("per-client", scoring="per-client")
 REFERENCE = replace(PER_CLIENT, reason="reference engine")
@@ -56,45 +58,69 @@ def choose_executor(
     `shards` is the number of such cohorts in a round, of which some may be computed at the same time by other
     processes of this machine.
     """
-    option = _choose(Workload(alg, task, population, cohort, eval_clients), mode, shards)
+    load = Workload(alg, task, population, cohort, eval_clients)
+    inputs = plan_inputs(load, mode, runs, shards)
+    known = find_plan(inputs)
+    if known is not None and _fits(known, task.data.device, shards):
+        return make_executor(alg, task, replace(known, reason=f"{known.reason} (in an earlier run)"), population)
+    option = _choose(load, mode, shards)
     reason = option.plan.reason if runs == 1 else f"for {runs} runs; {option.plan.reason}"
     executor = option.executor
     device, threads = task.data.device.type, torch.get_num_threads()
     executor.plan = replace(option.plan, runs=runs, reason=reason, device=device, threads=threads)
+    keep_plan(inputs, executor.plan)
     return executor
 
 
 def _choose(load: Workload, mode: str, shards: int) -> Option:
-    why = "set by the user"
-    if mode != "per-client":
-        try:
-            return _best(load, mode, shards)
-        except Exception as error:  # any operation of the method or the model may lack a vmap rule
-            if mode != "auto":
-                raise
-            method = type(getattr(load.alg, "algs", (load.alg,))[0])  # of stacked runs, they have the same
-            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            found = describe_failure(error, method) or first_line
-            log.warning("Clients are trained one by one, because they cannot be stacked: %s.", found)
-            why = f"cannot be stacked: {found}"
-    option = _best_per_client(load, shards)
-    return replace(option, plan=replace(option.plan, reason=why))
+    if mode.startswith("stacked"):
+        return _stacked(load, mode, shards)
+    per_client = _best_per_client(load, shards)
+    if mode == "per-client":
+        return _because(per_client, "set by the user")
+    seconds = per_client.total(replace(load.task, rounds=shards * load.task.rounds))
+    if seconds < STACKING_PAYS:
+        return _because(per_client, f"all rounds take {seconds:.2g} s; that is too short to try whether stacking pays")
+    try:
+        return _best(load, per_client, shards)
+    except Exception as error:  # any operation of the method or the model may lack a vmap rule
+        method = type(getattr(load.alg, "algs", (load.alg,))[0])  # of stacked runs, they have the same
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        found = describe_failure(error, method) or first_line
+        log.warning("Clients are trained one by one, because they cannot be stacked: %s.", found)
+        return _because(per_client, f"cannot be stacked: {found}")
 
 
-def _best(load: Workload, mode: str, shards: int) -> Option:
-    alg, task = load.alg, load.task
-    whole = replace(task, rounds=shards * task.rounds)  # what is traced once serves all shards
-    captured = _captures(task)
-    replay: Replay = "captured" if captured else "traced"
+def _because(option: Option, reason: str) -> Option:
+    """The option with the reason for its choice."""
+    return replace(option, plan=replace(option.plan, reason=reason))
+
+
+def _stacked(load: Workload, mode: str, shards: int) -> Option:
+    """A plan that stacks, as the user has set it, without measuring it."""
+    plan = replace(_stacking_plan(load, shards)[0], reason="set by the user")
+    plan = replace(plan, replay="eager") if mode == "stacked-eager" else plan
+    return Option(plan, make_executor(load.alg, load.task, plan, load.population), 0.0)
+
+
+def _stacking_plan(load: Workload, shards: int) -> tuple[Plan, dict[str, ConvCase]]:
+    """A plan that stacks as many clients as fit memory, and the convolutions for which there are several algorithms."""
     seen: dict[str, ConvCase] = {}
     with convolutions(None, seen):
-        chunk = _chunk(load, shards, {} if _custom_convolutions(task) else None)
-    if mode != "auto":
-        replay = "eager" if mode == "stacked-eager" else replay
-        plan = Plan("stacked", replay, chunk=chunk, convolutions={} if seen else None, reason="set by the user")
-        return Option(plan, make_executor(alg, task, plan, load.population), 0.0)
-    per_client = _best_per_client(load, shards)
-    scoring = faster_scoring(load)
+        chunk, each = _chunk(load, shards, {} if _custom_convolutions(load.task) else None)
+    replay: Replay = "captured" if _captures(load.task) else "traced"
+    return Plan("stacked", replay, chunk=chunk, client_bytes=each, convolutions={} if seen else None), seen
+
+
+def _best(load: Workload, per_client: Option, shards: int) -> Option:
+    """The fastest of the plans that stack, or that for one client after another if it is about as fast."""
+    task = load.task
+    whole = replace(task, rounds=shards * task.rounds)  # what is traced once serves all shards
+    captured = _captures(task)
+    if captured:
+        free_memory()  # that of measuring a single client
+    plan, seen = _stacking_plan(load, shards)
+    plan = replace(plan, scoring=faster_scoring(load))
     stacked: list[Option] = []
     left_out: list[str] = []
 
@@ -105,9 +131,8 @@ def _best(load: Workload, mode: str, shards: int) -> Option:
         return gain >= REQUIRED_GAIN * price
 
     if not captured:
-        stacked.append(measure_stacked(load, Plan("stacked", "eager", scoring, chunk)))
+        stacked.append(measure_stacked(load, replace(plan, replay="eager")))
     if captured or min(o.seconds for o in (per_client, *stacked)) * whole.rounds > TRACE_PAYS:
-        plan = Plan("stacked", replay, scoring, chunk, convolutions={} if seen else None)
         stacked.append(measure_stacked(load, plan))
         if seen and pays("tuned", _tuning_seconds(seen.values()), TUNING_SAVES):
             dtype = torch.bfloat16 if task.network.half else torch.float32
@@ -164,13 +189,22 @@ def _label(plan: Plan) -> str:
     return f"per-client ({', '.join(notes)})" if notes else plan.mode
 
 
-def _chunk(load: Workload, shards: int, conv_algos: dict[str, Algo] | None = None) -> int:
-    """How many clients fit memory together, from what two of them take. Main memory is shared with other shards: as if
-    all were computed at once, so that results do not depend on how many are."""
+def _chunk(load: Workload, shards: int, conv_algos: dict[str, Algo] | None = None) -> tuple[int, int]:
+    """How many clients fit memory together, and how many bytes each of them takes, from what two of them take."""
     few = load.cohort.rows(np.arange(min(2, len(load.cohort))))
-    each = dry_run(load.alg, load.task, few, conv_algos) / len(few)
-    device = load.task.data.device
-    share = MEMORY_SHARE / (shards if device.type == "cpu" else 1)
-    fit = max(1, int(share * available_memory(device) / each))
+    each = dry_run(load.alg, load.task, few, conv_algos) // len(few)
+    fit = max(1, _memory_of_chunk(load.task.data.device, shards) // max(1, each))
     chunks = -(-len(load.cohort) // fit)
-    return -(-len(load.cohort) // chunks)
+    return -(-len(load.cohort) // chunks), each
+
+
+def _memory_of_chunk(device: torch.device, shards: int) -> int:
+    """Bytes that stacked clients may take. Main memory is shared with other shards: as if all were computed at once, so
+    that results do not depend on how many are."""
+    share = MEMORY_SHARE / (shards if device.type == "cpu" else 1)
+    return int(share * available_memory(device))
+
+
+def _fits(plan: Plan, device: torch.device, shards: int) -> bool:
+    """True if there is as much memory as a plan of an earlier run needs."""
+    return plan.mode != "stacked" or plan.chunk * plan.client_bytes <= _memory_of_chunk(device, shards)
