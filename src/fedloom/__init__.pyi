@@ -102,6 +102,7 @@ def compare(
     actors: int | None = ...,  # ray: number of processes that train clients; none: one per GPU or core [None]
     plan: Literal['auto', 'stacked', 'stacked-eager', 'per-client'] = ...,  # auto (fastest by timing), stacked, stacked-eager (without traced graphs) or per-client [auto]
     keep: Literal['best', 'last', 'none'] = ...,  # models of the clients that are kept: of the round that is best on validation data and of the last, of the last only, or none [best]
+    memory: str | None = ...,  # memory of the device that the run may use, such as 3GB or 800MB; clients are computed in smaller groups [None]
     store: Literal['auto', 'memory', 'disk'] = ...,  # where the clients' private state is kept [auto]
     checkpoint_every: int | None = ...,  # rounds between checkpoints; none: by time, at most 5 % of the run [None]
     **settings: Any,  # of the method, the data set, the partition or the model
@@ -170,6 +171,7 @@ def costs(
     actors: int | None = ...,  # ray: number of processes that train clients; none: one per GPU or core [None]
     plan: Literal['auto', 'stacked', 'stacked-eager', 'per-client'] = ...,  # auto (fastest by timing), stacked, stacked-eager (without traced graphs) or per-client [auto]
     keep: Literal['best', 'last', 'none'] = ...,  # models of the clients that are kept: of the round that is best on validation data and of the last, of the last only, or none [best]
+    memory: str | None = ...,  # memory of the device that the run may use, such as 3GB or 800MB; clients are computed in smaller groups [None]
     store: Literal['auto', 'memory', 'disk'] = ...,  # where the clients' private state is kept [auto]
     checkpoint_every: int | None = ...,  # rounds between checkpoints; none: by time, at most 5 % of the run [None]
     **settings: Any,  # of the method, the data set, the partition or the model
@@ -242,6 +244,7 @@ def run(
     actors: int | None = ...,  # ray: number of processes that train clients; none: one per GPU or core [None]
     plan: Literal['auto', 'stacked', 'stacked-eager', 'per-client'] = ...,  # auto (fastest by timing), stacked, stacked-eager (without traced graphs) or per-client [auto]
     keep: Literal['best', 'last', 'none'] = ...,  # models of the clients that are kept: of the round that is best on validation data and of the last, of the last only, or none [best]
+    memory: str | None = ...,  # memory of the device that the run may use, such as 3GB or 800MB; clients are computed in smaller groups [None]
     store: Literal['auto', 'memory', 'disk'] = ...,  # where the clients' private state is kept [auto]
     checkpoint_every: int | None = ...,  # rounds between checkpoints; none: by time, at most 5 % of the run [None]
     **settings: Any,  # of the method, the data set, the partition or the model
@@ -315,6 +318,7 @@ def sweep(
     actors: int | None = ...,  # ray: number of processes that train clients; none: one per GPU or core [None]
     plan: Literal['auto', 'stacked', 'stacked-eager', 'per-client'] = ...,  # auto (fastest by timing), stacked, stacked-eager (without traced graphs) or per-client [auto]
     keep: Literal['best', 'last', 'none'] = ...,  # models of the clients that are kept: of the round that is best on validation data and of the last, of the last only, or none [best]
+    memory: str | None = ...,  # memory of the device that the run may use, such as 3GB or 800MB; clients are computed in smaller groups [None]
     store: Literal['auto', 'memory', 'disk'] = ...,  # where the clients' private state is kept [auto]
     checkpoint_every: int | None = ...,  # rounds between checkpoints; none: by time, at most 5 % of the run [None]
     **settings: Any,  # of the method, the data set, the partition or the model

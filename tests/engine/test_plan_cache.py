@@ -112,13 +112,14 @@ def test_a_cache_that_cannot_be_written_or_read_changes_nothing(cache, measured,
     assert len(measured) == 2
 
 
-def test_a_plan_that_needs_more_memory_than_there_is_now_is_measured_anew(cache, measured, monkeypatch):
+def test_a_plan_is_measured_anew_if_there_is_more_or_less_memory(cache, measured, monkeypatch):
     plan = plan_of()
-    assert plan.client_bytes > 0
-    for share, times in ((4, 1), (1, 2)):  # half of what is free is used
-        free = share * plan.chunk * plan.client_bytes
+    assert plan.chunk == len(SIZES)
+    for share, times in ((4, 1), (1, 2), (4, 3), (8, 3)):  # half of what is free is used
+        free = share * plan.bytes_needed
         monkeypatch.setattr(choose, "available_memory", lambda device, free=free: free)
-        plan_of()
+        found = plan_of()
+        assert found.chunk == (2 if share == 1 else len(SIZES))
         assert len(measured) == times
 
 

@@ -462,7 +462,7 @@ def test_messages_of_workers_name_the_method(trouble, tmp_path, caplog):
         fedloom.compare(["fedavg"], seeds=1, out=tmp_path / "mine", devices="cpu", **{**TASK, "rounds": 1})
     said = [record.getMessage() for record in caplog.records]
     assert "local trains on cpu." in said
-    assert any(text.startswith("fedavg: Execution plan: stacked") for text in said)
+    assert any(text.startswith("fedavg: Execution plan: clients stacked") for text in said)
 
 
 def test_nothing_is_done_for_groups_that_are_finished(tmp_path):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli import audit, completion, data, figures, models, report, sites
+from fedloom.cli import audit, completion, data, doctor, figures, models, report, sites
 from fedloom.cli.command import Command, Group, UsageError, examples
 from fedloom.cli.console import begin, err, no_warnings, out
 from fedloom.cli.options import ConfigDict, Json, option, pairs, with_settings
@@ -375,7 +375,9 @@ def reproduce(
     report.write_pages([folder / task.name for task in selection.tasks if (folder / task.name).is_dir()])
 
 
-for command, epilog in (models.COMMANDS | report.COMMANDS | figures.COMMANDS | audit.COMMANDS).items():
+for command, epilog in (
+    models.COMMANDS | report.COMMANDS | figures.COMMANDS | audit.COMMANDS | doctor.COMMANDS
+).items():
     app.command(cls=Command, epilog=epilog)(command)
 
 

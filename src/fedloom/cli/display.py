@@ -17,6 +17,7 @@ from rich.text import Text
 from fedloom.cli.tables import Column, number_column, print_table
 from fedloom.core.errors import plural
 from fedloom.core.privacy import DELTA
+from fedloom.engine.plan import Plan
 from fedloom.metrics.leaderboard import MAJORITY, MEAN, WITHOUT_MODEL
 from fedloom.metrics.registry import METRICS, column_name, in_percent, sign
 from fedloom.report import sweep as sweep_table
@@ -305,10 +306,8 @@ def print_result(console: Console, result: Result) -> None:
         if column in last:
             value = format_value(last[column], column == "acc_global") + unit
             console.print(f"Global model on the server's data, last round: {value}", highlight=False)
-    stacked = f"clients stacked ({plan['replay']}), {plan['chunk']} at once"
-    how = stacked if plan["mode"] == "stacked" else "one client after another"
     traffic = f"{format_bytes(last['bytes_down'])} down and {format_bytes(last['bytes_up'])} up in a round"
-    console.print(f"Traffic: {traffic}. Execution: {how}.", highlight=False)
+    console.print(f"Traffic: {traffic}. Execution: {Plan.of_record(plan).summary()}.", highlight=False)
     if result.folder is not None:
         console.print(f"Everything is in {result.folder}", highlight=False, soft_wrap=True)
 

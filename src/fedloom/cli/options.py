@@ -40,10 +40,11 @@ OPTIONS = {  # name -> its group in the help, and its meaning
     "engine": ("Execution", "ray: several GPUs; reference: one client after another, as a check [vectorized]"),
     "actors": ("Execution", "with --engine ray: processes that train clients [one per GPU or core]"),
     "plan": ("Execution", "how the clients of a round are computed; auto takes the fastest [auto]"),
+    "memory": ("Execution", "memory of the device that the run may use [half of what is free]"),
     "store": ("Execution", "where the clients' private state is kept [auto]"),
     "keep": ("Results", "models to keep: best on validation data and last, last only, or none [best]"),
 }
-METAVARS = {"dataset": "NAME|PATH", "data_dir": "FOLDER", "device": "auto|cpu|cuda|cuda:N"}
+METAVARS = {"dataset": "NAME|PATH", "data_dir": "FOLDER", "device": "auto|cpu|cuda|cuda:N", "memory": "3GB|800MB"}
 KINDS = {"dataset": "datasets", "partition": "partitions", "model": "models", "metric": "metrics"}  # for completion
 ConfigDict = dict[str, Any]
 

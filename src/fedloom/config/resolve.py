@@ -43,7 +43,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "algorithm": ALGORITHMS, "dataset": DATASETS, "partition": PARTITIONS, "model": MODELS,
 }  # fmt: skip
 LOCATIONS = ("data_dir", "dataset.path", f"algorithm.{FROM}", "method_files")
-MAY_CHANGE = (*LOCATIONS, "actors")  # when a run is continued
+MAY_CHANGE = (*LOCATIONS, "actors", "memory")  # when a run is continued
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,9 @@ class Settings:
         "models of the clients that are kept: of the round that is best on validation data and of the last, of the "
         "last only, or none",
     )
+    memory: str | None = setting(
+        None, "memory of the device that the run may use, such as 3GB or 800MB; clients are computed in smaller groups"
+    )
     store: Literal["auto", "memory", "disk"] = setting("auto", "where the clients' private state is kept")
     checkpoint_every: int | None = setting(
         None, "rounds between checkpoints; none: by time, at most 5 % of the run", low=1

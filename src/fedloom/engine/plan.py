@@ -3,6 +3,9 @@
 A plan is made once, by measuring, and recorded with the run, so that the run can be repeated to the bit.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -45,6 +48,18 @@ class Plan:
             size = smaller
         return size
 
+    @property
+    def bytes_needed(self) -> int:
+        """Memory that the clients take that are stacked at once, as far as it is known; 0 if it is not."""
+        return self.chunk * self.client_bytes if self.mode == "stacked" else 0
+
+    def summary(self) -> str:
+        """The plan in a few words, for messages."""
+        if self.mode == "per-client":
+            return "one client after another" if not self.workers else f"one client in each of {self.workers} threads"
+        size = f", about {self.bytes_needed / 1e9:.2g} GB" if self.bytes_needed else ""
+        return f"clients stacked ({self.replay}), {self.chunk} at once{size}"
+
     def check(self) -> None:
         """Raise ValueError unless the values are of the kind that plans have; they may come from a file."""
         for one, usual in zip(fields(self), fields(Plan), strict=True):
@@ -54,6 +69,11 @@ class Plan:
                 raise ValueError(f"{one.name} is {value!r}")
             if isinstance(default, bool | int | float | str) and type(value) is not type(default):
                 raise ValueError(f"{one.name} is {value!r}")
+
+    @classmethod
+    def of_record(cls, found: Mapping[str, Any]) -> Plan:
+        """The plan with the values that are known among these."""
+        return cls(**{one.name: found[one.name] for one in fields(cls) if one.name in found})
 
     def record(self) -> dict[str, Any]:
         """The plan as plain data."""

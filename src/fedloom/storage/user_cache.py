@@ -9,11 +9,13 @@ import hashlib
 import json
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, oserror_as_user_error
 from fedloom.storage.files import Writer, write_file
 
 log = logging.getLogger("fedloom")
@@ -63,6 +65,50 @@ def keep(kind: str, name: str, writer: Writer) -> None:
         _remove_oldest(folder)
     except (OSError, UserError, RuntimeError):  # a home that is full, read-only, or not there
         log.debug("%s cannot be written.", folder / name, exc_info=True)
+
+
+def with_checksum(content: bytes) -> Writer:
+    """Writes bytes that are verified when they are read again, by `without_checksum`."""
+    return lambda file: file.write(hashlib.sha256(content).digest() + content)
+
+
+def without_checksum(content: bytes) -> bytes:
+    """The bytes that were written by `with_checksum`. Raises ValueError if they have changed."""
+    found, rest = content[:32], content[32:]
+    if hashlib.sha256(rest).digest() != found:
+        raise ValueError("it was changed after it was written")
+    return rest
+
+
+def contents(kind: str) -> tuple[int, int]:
+    """The number of files of a kind, and their bytes."""
+    try:
+        with os.scandir(cache_folder() / kind) as entries:
+            sizes = [entry.stat().st_size for entry in entries if entry.is_file()]
+    except OSError:
+        return 0, 0
+    return len(sizes), sum(sizes)
+
+
+def clear(kind: str) -> int:
+    """Remove the files of a kind; returns how many there were."""
+    count, _ = contents(kind)
+    if count:
+        folder = cache_folder() / kind
+        with oserror_as_user_error(folder):
+            shutil.rmtree(folder)
+    return count
+
+
+def why_not_writable() -> str | None:
+    """What keeps this process from writing to the folder, or None."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
 
 
 def _remove_oldest(folder: Path) -> None:

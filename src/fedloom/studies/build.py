@@ -15,6 +15,7 @@ from torch import nn
 from fedloom.cluster.run import check as check_engine
 from fedloom.config.resolve import Config
 from fedloom.config.settings import Settings
+from fedloom.config.sizes import parse_bytes
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.authors import is_own
 from fedloom.core.errors import UserError, plural, shown
@@ -30,7 +31,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.divide import divide, hold_out, hold_out_server, validated
 from fedloom.data.limits import memory_limit
 from fedloom.data.sets.own import OwnData
-from fedloom.device.memory import available_memory
+from fedloom.device.memory import available_memory, memory_of_process
 from fedloom.engine.contract_check import check_contract
 from fedloom.metrics.registry import find_metric
 from fedloom.models.zoo import Model, Shape
@@ -40,6 +41,7 @@ log = logging.getLogger("fedloom")
 
 NO_VALIDATION = "Early stopping needs validation data, but no client has any; set split=0.7/0.1/0.2."
 RARE = 5  # a class is rare if it has less than a fifth of an even share of the samples
+LEAST_MEMORY = 100 << 20  # bytes that even the smallest run needs beside the program
 COPIES = 4  # of a model in memory: the global one, a client's, its gradient, and one to check it
 
 
@@ -57,6 +59,24 @@ def find_device(name: str) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         raise UserError(f"device '{name}' is not there: this machine has {count} CUDA devices; use device=cpu.")
     return device
+
+
+def memory_of_run(config: Config) -> tuple[torch.device, int | None]:
+    """The device of a run, and how many bytes of its memory the run may take, or None."""
+    s = config.settings
+    device = find_device(s.device)
+    if s.memory is None:
+        return device, None
+    limit = parse_bytes("memory", s.memory)
+    if s.engine == "ray":
+        raise UserError("memory limits a run in one process; leave it out with engine=ray, or use fewer actors.")
+    taken = memory_of_process()
+    if device.type == "cpu" and limit < taken + LEAST_MEMORY:
+        raise UserError(
+            f"memory={s.memory} is too little: the program takes {taken / 1e6:.0f} MB before it has any data; "
+            f"give it {(taken + LEAST_MEMORY) / 1e6:.0f} MB or more."
+        )
+    return device, limit
 
 
 def make_data(config: Config) -> Federation:

@@ -18,7 +18,7 @@ from fedloom.config.resolve import Config, describe
 from fedloom.config.settings import Settings
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
-from fedloom.device.memory import available_memory
+from fedloom.device.memory import available_memory, limited_memory
 from fedloom.device.torch_settings import deterministic, precision, threads
 from fedloom.engine.grouping import groups
 from fedloom.engine.plan import Plan
@@ -29,7 +29,7 @@ from fedloom.nn.kernels.dispatch import clear_decisions, decisions
 from fedloom.runs.directory import RunDirectory
 from fedloom.runs.interrupt import Stopped, StopRequest, graceful_stop
 from fedloom.runs.records import Row
-from fedloom.studies.build import check_more_rounds, make_data, make_task
+from fedloom.studies.build import check_more_rounds, make_data, make_task, memory_of_run
 from fedloom.studies.callbacks import Callback, EarlyStopping, TrainingRun, checked
 from fedloom.studies.recorded_run import MakeClients, RecordedRun
 from fedloom.studies.result import Result, load_run
@@ -82,6 +82,7 @@ def execute_group(
     if left:
         first = configs[0].settings
         with deterministic(first.deterministic), precision(first.dtype), session(), ExitStack() as stack:
+            stack.enter_context(limited_memory(*memory_of_run(configs[0])))
             data = data if data is not None else make_data(configs[0])
             tasks = [make_task(configs[place], data) for place in left]
             labels = _labels([configs[place] for place in left])
@@ -201,7 +202,7 @@ def _advance(
     group = RunGroup([run.simulation for run in runs], plan)
     planning = (time.perf_counter() - start) / len(runs)
     kernels = decisions(runs[0].task.data.device).get("all", "chosen as steps are traced, see below")
-    log.info("Execution plan: %s (%s). Custom kernels: %s.", group.plan().mode, group.plan().reason, kernels)
+    log.info("Execution plan: %s (%s). Custom kernels: %s.", group.plan().summary(), group.plan().reason, kernels)
     up_to = None
     if len(runs) > 1:  # from a round that all of them have, so that they can be stacked again
         up_to = min((run.directory.checkpoints.newest() for run in runs if run.directory is not None), default=None)

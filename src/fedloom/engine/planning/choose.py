@@ -61,7 +61,9 @@ def choose_executor(
     load = Workload(alg, task, population, cohort, eval_clients)
     inputs = plan_inputs(load, mode, runs, shards)
     known = find_plan(inputs)
-    if known is not None and _fits(known, task.data.device, shards):
+    if known is not None and known.mode == "stacked" and known.chunk != _chunk_size(load, known.client_bytes, shards):
+        known = None  # there is less memory now, or more
+    if known is not None:
         return make_executor(alg, task, replace(known, reason=f"{known.reason} (in an earlier run)"), population)
     option = _choose(load, mode, shards)
     reason = option.plan.reason if runs == 1 else f"for {runs} runs; {option.plan.reason}"
@@ -193,18 +195,14 @@ def _chunk(load: Workload, shards: int, conv_algos: dict[str, Algo] | None = Non
     """How many clients fit memory together, and how many bytes each of them takes, from what two of them take."""
     few = load.cohort.rows(np.arange(min(2, len(load.cohort))))
     each = dry_run(load.alg, load.task, few, conv_algos) // len(few)
-    fit = max(1, _memory_of_chunk(load.task.data.device, shards) // max(1, each))
-    chunks = -(-len(load.cohort) // fit)
-    return -(-len(load.cohort) // chunks), each
+    return _chunk_size(load, each, shards), each
 
 
-def _memory_of_chunk(device: torch.device, shards: int) -> int:
-    """Bytes that stacked clients may take. Main memory is shared with other shards: as if all were computed at once, so
-    that results do not depend on how many are."""
+def _chunk_size(load: Workload, each: int, shards: int) -> int:
+    """How many clients fit memory together that take so many bytes each. Main memory is shared with other shards: as if
+    all were computed at once, so that results do not depend on how many are."""
+    device = load.task.data.device
     share = MEMORY_SHARE / (shards if device.type == "cpu" else 1)
-    return int(share * available_memory(device))
-
-
-def _fits(plan: Plan, device: torch.device, shards: int) -> bool:
-    """True if there is as much memory as a plan of an earlier run needs."""
-    return plan.mode != "stacked" or plan.chunk * plan.client_bytes <= _memory_of_chunk(device, shards)
+    fit = max(1, int(share * available_memory(device)) // max(1, each))
+    chunks = -(-len(load.cohort) // fit)
+    return -(-len(load.cohort) // chunks)

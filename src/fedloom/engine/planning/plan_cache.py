@@ -25,9 +25,9 @@ import fedloom
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.task import Task
 from fedloom.device.machine import processor
+from fedloom.device.memory import limit_of_memory
 from fedloom.engine.plan import Plan
 from fedloom.engine.planning.measure import Workload
-from fedloom.engine.stacked_settings import StackedSettings
 from fedloom.nn.kernels.dispatch import DISABLED
 from fedloom.storage import user_cache
 from fedloom.storage.files import json_writer
@@ -85,18 +85,19 @@ def plan_inputs(load: Workload, mode: str, runs: int, shards: int) -> dict[str, 
         "task": _settings(load.task),
         "model": [getattr(network, "structure", ""), bool(network.half)],
         "data": _data(load),
-        "mode": [mode, runs, shards],
+        "mode": [mode, runs, shards, limit_of_memory(load.task.data.device)],
     }
     return None if ADDRESS.search(json.dumps(inputs)) else inputs
 
 
 def _types(alg: Algorithm) -> Iterable[type]:
-    return {type(one) for one in (alg.algs if isinstance(alg, StackedSettings) else (alg,))}
+    return {type(one) for one in getattr(alg, "algs", (alg,))}  # of stacked runs that differ in settings
 
 
 def _described(alg: Algorithm) -> Any:
-    if isinstance(alg, StackedSettings):
-        return [[_described(one) for one in alg.algs], [_settings(task) for task in alg.tasks]]
+    stacked: Any = alg
+    if hasattr(alg, "algs"):
+        return [[_described(one) for one in stacked.algs], [_settings(task) for task in stacked.tasks]]
     return [type(alg).__module__, repr(alg)]
 
 

@@ -1,6 +1,7 @@
 """Compiling CUDA C++ with NVRTC, which comes with torch."""
 
 import ctypes
+import hashlib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -8,6 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedloom.storage import user_cache
+
+CACHED = "kernels"  # their folder in the user's cache
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -22,14 +26,24 @@ class CudaModule:
         options = [f"--gpu-architecture=sm_{major}{minor}{suffix}", *(f"-D{k}={v}" for k, v in given.items())]
         self._check(self.library.cuModuleLoadData(ctypes.byref(self.module), self._compiled(file, options)))
 
-    def _compiled(self, file: str, options: list[str]) -> ctypes.Array:
+    def _compiled(self, file: str, options: list[str]) -> bytes:
+        """The compiled file, if possible from an earlier process."""
         source = files("fedloom.nn.kernels.hopper").joinpath(file).read_bytes()
+        inputs = {"source": hashlib.sha256(source).hexdigest(), "options": options, "cuda": torch.version.cuda}
+        name = f"{user_cache.digest(inputs)}.cubin"
+        found = user_cache.find(CACHED, name, user_cache.without_checksum)
+        if found is None:
+            found = self._compile(file, source, options)
+            user_cache.keep(CACHED, name, user_cache.with_checksum(found))
+        return found
+
+    def _compile(self, file: str, source: bytes, options: list[str]) -> bytes:
         program, given = ctypes.c_void_p(), (ctypes.c_char_p * len(options))(*map(str.encode, options))
         self._check(self.library.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), 0, None, None))
         try:
             if self.library.nvrtcCompileProgram(program, len(options), given):
                 raise RuntimeError(f"{file}: {self._read(program, 'ProgramLog').value.decode()}")
-            return self._read(program, "CUBIN")
+            return self._read(program, "CUBIN").raw
         finally:
             self.library.nvrtcDestroyProgram(ctypes.byref(program))
 
