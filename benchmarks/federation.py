@@ -144,7 +144,7 @@ def federations(widths: list[int], rounds: int) -> None:
 
 def rounds_of_cluster(ray: bool, clients: int, epochs: int, rounds: int) -> float:
     """Median seconds of a round, after some that warm up."""
-    data = many_clients(clients)
+    data = many_clients(clients, None)
     build = MODELS["mlp"]().build
     network = Network(lambda: build((INPUTS,), CLASSES), "head", data.x[:2])
     task = Task(data, network, lr=LR, batch_size=BATCH, rounds=rounds, epochs=epochs)

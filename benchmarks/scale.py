@@ -3,9 +3,10 @@
     python benchmarks/scale.py [--clients 100 1000 10000 100000] [--algorithm fedrep] [--filled] [--quick]
 
 Every case (a population and a place for the clients' private state) runs in a process of its own, so that the peak of
-memory is its own; the samples are part of it, and so are pages of the store's files that the system keeps mapped. Times
-are medians over rounds, after two that warm up. The whole list of cases is run five times (`--repeats`), and the table
-shows the lowest of the five medians: on a shared machine noise only adds. About five minutes.
+memory is its own; the samples are part of it, and so are pages of files that the system keeps mapped. With private
+state on disk, the samples are in a file, too, which is mapped to memory (`np.memmap`), so only those that are used take
+it. Times are medians over rounds, after two that warm up. The whole list of cases is run five times (`--repeats`), and
+the table shows the lowest of the five medians: on a shared machine noise only adds. About five minutes.
 
 A checkpoint is saved every 10 rounds. `round` is training and evaluation alone, `with checkpoint` adds a tenth of the
 checkpoint. The first checkpoint does not count: a store on disk has nothing to bring into its files yet.
@@ -16,6 +17,7 @@ client has trained before. Files are below TMPDIR and are removed.
 
 import argparse
 import json
+import os
 import platform
 import resource
 import shlex
@@ -54,10 +56,19 @@ BLOCK = 1000  # clients filled at once
 Case = dict[str, float]
 
 
-def federation(clients: int) -> Federation:
+def federation(clients: int, file: Path | None) -> Federation:
+    """Samples in memory or, mapped to memory, in a file."""
     draw = np.random.default_rng(0)
     each = sum(SAMPLES.values())
-    x = draw.standard_normal((clients * each, INPUTS), dtype=np.float32)  # no float64 in between: it would be the peak
+    shape = clients * each, INPUTS
+    if file is None:
+        x = draw.standard_normal(shape, dtype=np.float32)  # no float64 in between: it would be the peak
+    else:
+        with file.open("wb") as opened:
+            for _ in range(clients):
+                draw.standard_normal((each, INPUTS), dtype=np.float32).tofile(opened)
+            os.fsync(opened.fileno())  # not while rounds are timed
+        x = np.memmap(file, np.float32, "c", shape=shape)
     y = draw.integers(0, CLASSES, clients * each)
     columns = np.split(np.arange(clients * each).reshape(clients, each), np.cumsum(list(SAMPLES.values()))[:-1], axis=1)
     splits = {
@@ -77,10 +88,10 @@ def fill(store: ClientStore) -> None:
 
 def measure(clients: int, store: str, algorithm: str, rounds: int, filled: bool) -> Case:
     """What one process does."""
-    data = federation(clients)
     evaluated = rng("eval", 0).choice(clients, EVALUATED, replace=False)
     with TemporaryDirectory(prefix="fedloom-scale-") as folder:
         place = Path(folder) / "store"
+        data = federation(clients, Path(folder) / "samples" if store == "disk" else None)
         start = time.perf_counter()
         build = MODELS["mlp"]().build
         network = Network(lambda: build((INPUTS,), CLASSES), "head", data.x[:2])

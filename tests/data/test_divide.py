@@ -6,10 +6,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from sentences import user_error
 
+from fedloom.core.federation import Federation, Ragged
+from fedloom.data import divide as divide_module
 from fedloom.data.dataset import RawDataset
-from fedloom.data.divide import divide, hold_out, split_sizes
+from fedloom.data.divide import divide, hold_out, split_sizes, validated
 from fedloom.data.partitions import DirichletClass, Iid, KClassEqual, Natural, Pathological
 
 
@@ -328,3 +331,31 @@ def test_a_stratified_split_gives_every_part_its_share_of_every_class(seed):
             assert (np.abs(found - share * np.bincount(y[every], minlength=4)) <= 1.5).all(), (name, found)
     again = divide(raw, Natural(), 3, split=tuple(shares.values()), stratify=True, seed=seed)
     assert again.digest() == data.digest() != plain.digest()
+
+
+# -- samples in a file that is mapped to memory
+
+
+def mapped_federation(path, x):
+    np.save(path, x)
+    rows = {name: Ragged.of([np.arange(a, b), np.arange(20 + a, 20 + b)]) for name, a, b in SPLIT_ENDS}
+    return Federation(torch.from_numpy(np.load(path, mmap_mode="c")), torch.arange(40) % 2, 2, rows)
+
+
+SPLIT_ENDS = (("train", 0, 14), ("val", 14, 16), ("test", 16, 20))
+
+
+def test_samples_stay_in_their_file(tmp_path):
+    """They are neither copied nor read at once where a run prepares its data."""
+    data = mapped_federation(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32))
+    prepared = validated(data).to(torch.device("cpu"), torch.float32).participants()
+    assert prepared.x.data_ptr() == data.x.data_ptr()
+
+
+@pytest.mark.parametrize("at", [0, 17, 39])
+def test_a_value_that_is_not_finite_is_found_in_any_part(at, tmp_path, monkeypatch):
+    monkeypatch.setattr(divide_module, "SCALED_AT_ONCE", 9)  # three samples
+    x = np.ones((40, 3), np.float32)
+    x[at, 2] = np.inf
+    with user_error(f"Sample {at} of the data has a value that is not a finite number"):
+        validated(mapped_federation(tmp_path / "x.npy", x))

@@ -40,7 +40,7 @@ def test_prefetched_rounds_are_the_same_to_the_bit(name, seeds, built):
             group.advance(evaluate=False)
         found.append([state_bytes(run) for run in runs])
         if prefetch:
-            assert executor.next_cohort.t == 3
+            assert [coming.t for coming in executor.next_cohorts] == [3]
             phases = len(executor.phases["train"])
             assert sorted(built) == sorted([*range(3)] * phases + [3])  # once each, and the first phase of round 3
         built.clear()

@@ -237,7 +237,11 @@ def test_a_run_of_numbers_with_held_out_clients_and_privacy(numbers):
     assert (method["confusion"], method["reliability"]) == (None, None)
     assert method["epsilon"] == pytest.approx(numbers.epsilon, rel=1e-5)
     worst = numbers.best_on_validation("pre")["pre_rmse_low5"]
+    score = numbers.best_on_validation("pre")["pre_rmse_mean"]
+    last = max(v for v in method["final"]["pre"]["mean"] if v is not None)
     assert data["findings"] == [
+        f"Mean rmse of clients: {score:.4g}.",
+        f"With fedrep, client {method['final']['pre']['mean'].index(last)} is worst off ({last:.4g}).",
         f"Mean rmse of the worst 5 % of clients: {worst:.4g}.",
         f"Uploads have differential privacy, with epsilon {numbers.epsilon:.3g} at most.",
     ]
@@ -263,11 +267,17 @@ def board_row(method, mean, low, **more):
 
 def told(board, *methods, **task):
     about = {"metric": "accuracy", "column": "acc", "percent": True, "higher": True, "tails": ["lowest 5 %", "top"]}
-    return findings({"task": about | task, "methods": methods}, board)
+    partition = {"ids": [4, 5, 6], "names": ["ann", "bob", "cy"]}
+    return findings({"task": about | task, "methods": methods, "partition": partition}, board)
 
 
-def method(label, epsilon=None, uploads=("w",)):
-    return {"label": label, "uploads": dict.fromkeys(uploads, "the model"), "epsilon": epsilon}
+def method(label, epsilon=None, uploads=("w",), scores=(), validation=(None, None)):
+    found = {"label": label, "name": label.partition(":")[0], "uploads": dict.fromkeys(uploads, "the model")}
+    found |= {
+        "final": {"pre": {"mean": list(scores)}},
+        "validation": dict(zip(("score", "loss"), validation, strict=True)),
+    }
+    return found | {"epsilon": epsilon, "screened": {}}
 
 
 def test_findings_name_the_best_on_average_and_for_the_worst_served():
@@ -281,7 +291,7 @@ def test_findings_name_the_best_on_average_and_for_the_worst_served():
     assert told(board) == [
         "ditto serves clients best on average (81.2 %); fedrep is a tie with it, by the paired test.",
         "Best for the lowest 5 % of clients: fedrep (52.5 %).",
-        "Clients that do worse than by training alone: 10 % with ditto, 60 % with fedavg.",
+        "Clients that do worse than by training alone: fewest with ditto (10 %), most with fedavg (60 %).",
     ]
     alone = [board_row("a", 81.0, 40.0, rank=1), board_row("b", 71.0, 45.0, rank=2), board_row("c", 70.0, 9.0, rank=3)]
     assert told(alone)[0] == "a serves clients best on average (81.0 %), by more than chance."
@@ -289,6 +299,28 @@ def test_findings_name_the_best_on_average_and_for_the_worst_served():
     assert told(three)[0].endswith("; b and c are a tie with it, by the paired test.")
     unranked = [{k: v for k, v in row.items() if k != "rank"} for row in alone]
     assert told(unranked)[0] == "a serves clients best on average (81.0 %)."
+
+
+def test_findings_name_the_client_that_the_best_method_serves_worst():
+    board = [board_row("a", 81.0, 40.0, rank=1), board_row("b", 71.0, 45.0, rank=2)]
+    b = method("b", scores=(0.0, 1.0, 2.0))
+    assert "With a, bob is worst off (40.0 %)." in told(board, b, method("a", scores=(60.0, 40.0, None)))
+    assert "With a, ann and 1 other client are worst off (40.0 %)." in told(
+        board, method("a", scores=(40.0, 60.0, 40.0))
+    )
+    assert "With a, ann is worst off (60)." in told(
+        board, method("a", scores=(60.0, 40.0, 50.0)), higher=False, percent=False
+    )
+    assert not any("worst off" in text for text in told(board, b))  # of the best one nothing is known
+
+
+def test_settings_of_a_method_are_chosen_by_validation():
+    board = [board_row("ditto:lam=1", 81.0, 40.0, rank=1), board_row("ditto:lam=2", 71.0, 45.0, rank=2)]
+    one, two = (method(f"ditto:lam={k}", validation=v) for k, v in ((1, (80.0, 0.5)), (2, (80.0, 0.4))))
+    text = "On validation data ditto:lam=2 is best (80.0 %); choose settings by that, as all other scores here are on "
+    assert told(board, one, two)[1] == f"{text}test data."
+    for methods in ((one, two, method("fedavg", validation=(90.0, 0.1))), (one, method("ditto:lam=2"))):
+        assert not any("validation" in text for text in told(board, *methods))
 
 
 def test_lower_is_better_for_an_error():
@@ -302,6 +334,13 @@ def test_lower_is_better_for_an_error():
         "a serves clients best on average (1).",
         "Best for the worst 5 % of clients: b (2.5).",
     ]
+
+
+def test_uploads_that_were_not_used_are_told():
+    lost = method("a") | {"screened": {"diverged": {"0": 3}, "left_out": {"0": 1, "2": 1}}}
+    text = "Uploads that the server did not use: 5 of a (below, under Uploads not used)."
+    assert text in told([board_row("a", 80.0, 40.0)], lost, method("b"))
+    assert not any("not use" in text for text in told([board_row("b", 80.0, 40.0)], method("b")))
 
 
 def test_what_is_told_of_privacy():
@@ -351,11 +390,25 @@ def test_a_run_that_goes_on(tmp_path):
     (tmp_path / "runs" / "b").mkdir()
     shutil.copy(tmp_path / "runs" / "a" / "config.yaml", tmp_path / "runs" / "b")
     found = find_runs(tmp_path / "runs")
-    assert about_progress(found) == "1 run not finished, 1 run without a first round"
+    assert about_progress(found) == "1 run not finished, 1 run without saved rounds"
     collected = collect(found)
     assert collected["methods"][0]["rounds"][-1] == collected["runs"][0]["round"] < 4
     assert collected["methods"][0]["confusion"] is None  # these are computed at the end
     assert "1 run not finished" in write_report(tmp_path / "runs").read_text()
+
+
+def test_runs_of_a_comparison_that_have_not_begun(comparison, tmp_path):
+    folder = tmp_path / "comparison"
+    shutil.copytree(comparison.folder, folder)
+    labels = comparison.config["methods"]
+    assert [method["label"] for method in collect(find_runs(folder))["methods"]] == labels
+    shutil.rmtree(folder / "runs" / "plgu-lf")
+    found = find_runs(folder)
+    assert about_progress(found) == "2 runs without saved rounds"
+    assert list(dict.fromkeys(run.label for run in found.runs)) == [label for label in labels if label != "plgu-lf"]
+    shutil.rmtree(folder / "runs")
+    with user_error("has no results yet"):
+        find_runs(folder)
 
 
 def test_several_runs_of_a_method_are_named_by_what_differs(tmp_path):

@@ -225,12 +225,11 @@ def validated(data: Federation) -> Federation:
         numbers = _fit_numbers(data, data.scaling)
         preprocessing = replace(data.preprocessing_or_default(), numbers=numbers)
         x = torch.empty(data.x.shape, dtype=torch.float64)
-        rows = max(1, SCALED_AT_ONCE * len(x) // max(1, x.numel()))
-        for part, scaled in zip(data.x.split(rows), x.split(rows), strict=True):
+        for part, scaled in zip(_blocks(data.x), _blocks(x), strict=True):
             scaled.copy_(numbers.scale(part))
         data = replace(data, x=x, scaling=None, preprocessing=preprocessing)
     x, y = data.x, data.y
-    if x.is_floating_point() and not torch.isfinite(x).all():
+    if x.is_floating_point() and not all(bool(torch.isfinite(part).all()) for part in _blocks(x)):
         at = int((~torch.isfinite(x.reshape(len(x), -1)).all(1)).nonzero()[0])
         raise UserError(f"Sample {at} of the data has a value that is not a finite number; correct it or leave it out.")
     if data.kind != "classes":
@@ -240,6 +239,11 @@ def validated(data: Federation) -> Federation:
         at = int(((y < low) | (y >= data.classes)).reshape(len(y), -1).any(1).nonzero()[0])
         raise UserError(f"Sample {at} of the data has a label outside 0 to {data.classes - 1}; correct it.")
     return data
+
+
+def _blocks(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The samples in parts, so that what is computed of each takes little memory."""
+    return x.split(max(1, SCALED_AT_ONCE * len(x) // max(1, x.numel())))
 
 
 def _scaled_targets(data: Federation) -> Federation:

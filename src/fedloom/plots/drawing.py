@@ -102,7 +102,7 @@ def check_file(path: Path) -> None:
     """Raise UserError for a path that no figure can be written to."""
     check_path(path)
     if path.suffix.removeprefix(".").lower() not in FORMATS:
-        raise UserError(f"A figure is a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file, not '{path.name}'.")
+        raise UserError(f"A figure is an {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file, not '{path.name}'.")
     if not path.parent.is_dir():
         raise UserError(f"There is no folder {path.parent} for {path.name}; make it first.")
 

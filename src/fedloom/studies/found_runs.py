@@ -33,33 +33,35 @@ class FoundRuns(NamedTuple):
 
     folder: Path
     runs: list[FoundRun]
-    waiting: int  # runs that have no evaluated round yet
+    waiting: int  # runs of which no round is saved yet, or that have not begun
     equal_budget: str | None = None  # the method of a comparison whose budget all others have
 
 
 def find_runs(folder: Path) -> FoundRuns:
-    """The runs in a folder. Raises UserError if there are none with results, if one is damaged, or if they are on
-    different tasks."""
+    """The runs in a folder, those of a comparison in the order of its methods. Raises UserError if there are none with
+    results, if one is damaged, or if they are on different tasks."""
     check_path(folder)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}; give the folder of a run, or one that has runs in it.")
-    ready, waiting = [], 0
-    for path in run_directories(folder):
-        if has_results(path):
-            ready.append((path, load_run(path)))
-        else:
-            waiting += 1
+    planned, equal_budget = _planned(folder)
+    paths = list(dict.fromkeys([*run_directories(folder), *planned]))
+    ready = [(path, load_run(path)) for path in paths if has_results(path)]
+    waiting = len(paths) - len(ready)
     if not ready:
         if waiting:
-            raise UserError(f"{folder} has no results yet; wait for the first evaluated round.")
+            raise UserError(f"{folder} has no results yet; wait for the first checkpoint of a run.")
         raise UserError(f"There are no runs in {folder}; give the folder of a run, or one that has runs in it.")
     check_one_task(ready)
-    labels, equal_budget = _labels(folder, ready)
+    if planned:
+        labels = [planned.get(path, path.parent.name) for path, _ in ready]
+    else:
+        labels = distinguished([result.config for _, result in ready])
     runs = [
         FoundRun(label, int(result.config["seed"]), path, result, RunDirectory(path).finished)
         for label, (path, result) in zip(labels, ready, strict=True)
     ]
-    return FoundRuns(folder, runs, waiting, equal_budget)
+    order = {label: place for place, label in enumerate(dict.fromkeys([*planned.values(), *labels]))}
+    return FoundRuns(folder, sorted(runs, key=lambda run: order[run.label]), waiting, equal_budget)
 
 
 def run_directories(folder: Path) -> list[Path]:
@@ -94,14 +96,14 @@ def check_one_task(runs: Sequence[tuple[Path, Result]]) -> None:
                 )
 
 
-def _labels(folder: Path, runs: Sequence[tuple[Path, Result]]) -> tuple[list[str], str | None]:
-    """What the runs are called: as a comparison calls its methods, else by the method and the settings that differ. And
-    the method whose budget all have, if a comparison says so."""
-    if (folder / compare.FILE).exists():
-        config = compare.stored_config(folder)  # and not the code of methods that are in files
-        known = {run_folder(folder, method, seed): method for method in config["methods"] for seed in config["seeds"]}
-        return [known.get(path, path.parent.name) for path, _ in runs], config.get(compare.EQUAL_BUDGET)
-    return distinguished([result.config for _, result in runs]), None
+def _planned(folder: Path) -> tuple[dict[Path, str], str | None]:
+    """The runs of a comparison, with what it calls their methods, and the method whose budget all have, if it says so;
+    nothing for other folders."""
+    if not (folder / compare.FILE).exists():
+        return {}, None
+    config = compare.stored_config(folder)  # and not the code of methods that are in files
+    planned = {run_folder(folder, method, seed): method for method in config["methods"] for seed in config["seeds"]}
+    return planned, config.get(compare.EQUAL_BUDGET)
 
 
 def distinguished(configs: Sequence[ConfigDict]) -> list[str]:
@@ -129,7 +131,7 @@ def about_progress(found: FoundRuns) -> str:
     """How far the runs are; "" if all are finished."""
     going = [run for run in found.runs if not run.finished]
     words = [f"{plural(len(going), 'run')} not finished"] if going else []
-    words += [f"{plural(found.waiting, 'run')} without a first round"] if found.waiting else []
+    words += [f"{plural(found.waiting, 'run')} without saved rounds"] if found.waiting else []
     return ", ".join(words)
 
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from fedloom import __version__
 from fedloom.config.files import to_yaml
 from fedloom.core.algorithm import ALGORITHMS
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, plural
 from fedloom.core.federation import SPLITS
 from fedloom.metrics.leaderboard import BASELINE, WITHOUT_MODEL, leaderboard
 from fedloom.metrics.registry import column_name, in_percent, sign
@@ -50,7 +50,7 @@ SCREENED = ("diverged", "left_out")  # reported by the engine, not by a method
 HELD_OUT = {"new": "held-out clients, on arrival", "joined": "held-out clients, joined"}  # further views
 AGENT = {"eta": "learning rate eta", "alpha": "local epochs alpha", "reward": "reward of a client's agent"}
 REPORTED = {  # method -> number that it reports -> what that is; others are called by their names
-    "dap-fl": AGENT,
+    "dap-fl": {**AGENT, "acc": "accuracy that a client's agent sees", "loss": "loss that a client's agent sees"},
     "page": {
         **AGENT,
         "U": "discounted rewards U of a client",
@@ -90,8 +90,10 @@ def collect(found: FoundRuns) -> Json:
     return _clean({**data, "findings": findings(data, board)})
 
 
-def _title(result: Result, methods: Mapping[str, Any]) -> str:
-    what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} methods"
+def _title(result: Result, methods: Mapping[str, Sequence[FoundRun]]) -> str:
+    names = {str(runs[0].result.config["algorithm"]["name"]) for runs in methods.values()}
+    kind = f"settings of {names.pop()}" if len(names) == 1 else "methods"
+    what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} {kind}"
     return f"{what} on {_dataset(result)}"
 
 
@@ -221,6 +223,7 @@ def _method(label: str, runs: Sequence[FoundRun], partition: _Partition, thin: i
         "rounds": kept,
         "scores": {view: _scores(results, view, kept, partition.shown) for view in views},
         "final": {view: _final(results, view, partition.shown) for view in views},
+        "validation": _validation(results),
         "reports": _reports(results, at, REPORTED.get(name, {})),
         "screened": _screened(results, partition.shown),
         "confusion": _confusion(results),
@@ -319,6 +322,13 @@ def _final(results: Sequence[Result], view: str, ids: np.ndarray) -> Json:
         "score": _mean([chosen.get(f"{view}_{column_name(results[0].metric)}_mean") for chosen in best]),
         **{name: np.round(v, 4).tolist() for name, v in (("mean", mean), ("low", low), ("high", high))},
     }
+
+
+def _validation(results: Sequence[Result]) -> Json:
+    """Metric and loss of the personal models on validation data, in the round that is best there."""
+    rows = [result.best_on_validation() for result in results]
+    names = {"score": f"pre_val_{column_name(results[0].metric)}_mean", "loss": "pre_val_loss"}
+    return {key: _mean([row.get(name) for row in rows]) for key, name in names.items()}
 
 
 def _reports(results: Sequence[Result], at: Sequence[int], texts: Mapping[str, str]) -> list[Json]:
@@ -433,13 +443,17 @@ def findings(data: Json, board: list[Json]) -> list[str]:
     """What a reader should know first, in sentences: who is best, who is left behind, what it cost, what is sent."""
     task = data["task"]
     rows = [row for row in main_rows(board) if row["method"] not in WITHOUT_MODEL]
-    return [*_best(rows, task), *_left_behind(rows, data), *budget_sentences(board), *_sent(data)]
+    return [
+        *_best(rows, task), *_by_validation(data), *_left_behind(rows, data), *budget_sentences(board),
+        *_not_used(data), *_sent(data),
+    ]  # fmt: skip
 
 
 def _best(rows: list[Json], task: Json) -> list[str]:
+    name = f"{task['column']}_mean"
     if len(rows) < 2:
-        return []
-    name, first = f"{task['column']}_mean", rows[0]
+        return [f"Mean {task['metric']} of clients: {_number(row[name], task)}." for row in rows]
+    first = rows[0]
     ties = [row["method"] for row in rows[1:] if row.get("rank") == 1]
     told = f"{first['method']} serves clients best on average ({_number(first[name], task)})"
     if ties:
@@ -447,8 +461,24 @@ def _best(rows: list[Json], task: Json) -> list[str]:
     return [f"{told}, by more than chance." if "rank" in first else f"{told}."]
 
 
+def _by_validation(data: Json) -> list[str]:
+    """Which setting of a method to choose: the leaderboard, which has test scores, must not select it."""
+    task, methods = data["task"], [m for m in data["methods"] if m["validation"]["score"] is not None]
+    if len(methods) < 2 or len({method["name"] for method in data["methods"]}) > 1:
+        return []
+    direction = -1 if task["higher"] else 1
+
+    def rank(method: Json) -> tuple[float, float]:
+        score, loss = method["validation"]["score"], method["validation"]["loss"]
+        return direction * score, math.inf if loss is None else loss
+
+    best = min(methods, key=rank)
+    told = f"On validation data {best['label']} is best ({_number(best['validation']['score'], task)})"
+    return [f"{told}; choose settings by that, as all other scores here are on test data."]
+
+
 def _left_behind(rows: list[Json], data: Json) -> list[str]:
-    task, found = data["task"], []
+    task, found = data["task"], [*_worst_served(rows[0], data)] if rows else []
     low = f"{task['column']}_low5"
     scored = [row for row in rows if row.get(low) is not None]
     if scored:
@@ -466,10 +496,29 @@ def _left_behind(rows: list[Json], data: Json) -> list[str]:
             found.append(f"With {most['method']}, {most['harmed']:.0f} % of clients do worse than by training alone.")
         else:
             found.append(
-                f"Clients that do worse than by training alone: {least['harmed']:.0f} % with {least['method']}, "
-                f"{most['harmed']:.0f} % with {most['method']}."
+                f"Clients that do worse than by training alone: fewest with {least['method']} "
+                f"({least['harmed']:.0f} %), most with {most['method']} ({most['harmed']:.0f} %)."
             )
     return found
+
+
+def _worst_served(first: Json, data: Json) -> list[str]:
+    """The client that the best method serves worst, if all clients are shown."""
+    task, partition = data["task"], data["partition"]
+    final = next((m["final"].get(first["model"]) for m in data["methods"] if m["label"] == first["method"]), None)
+    known = [(v, i) for i, v in enumerate(final["mean"]) if v is not None and math.isfinite(v)] if final else []
+    if len(known) < 2 or len(partition["ids"]) >= MOST_CLIENTS:
+        return []
+    worst = (min if task["higher"] else max)(v for v, _ in known)
+    some = [partition["names"][i] for v, i in known if v == worst]
+    who = some[0] if len(some) == 1 else f"{some[0]} and {plural(len(some) - 1, 'other client')}"
+    return [f"With {first['method']}, {who} {'is' if len(some) == 1 else 'are'} worst off ({_number(worst, task)})."]
+
+
+def _not_used(data: Json) -> list[str]:
+    lost = {m["label"]: sum(sum(counts.values()) for counts in m["screened"].values()) for m in data["methods"]}
+    told = [f"{n} of {label}" for label, n in lost.items() if n]
+    return [f"Uploads that the server did not use: {_listed(told)} (below, under Uploads not used)."] if told else []
 
 
 def _sent(data: Json) -> list[str]:

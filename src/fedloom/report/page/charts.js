@@ -37,7 +37,11 @@ const methodDash = (methods) => ({
 });
 const quantity = (field, title, more = {}) => ({field, type: "quantitative", title, scale: {zero: false, nice: false}, ...more});
 const unlabelled = (values) => (values.length > MOST_LABELS ? {labels: false, ticks: false} : {});
-const sizes = () => ({symbolFillColor: css("quiet"), symbolStrokeColor: css("quiet"), tickCount: 3});
+// the legend of symbols that are as large as `counts`: round numbers up to the largest
+function sizes(counts) {
+  const most = Math.max(1, ...counts), unit = 10 ** Math.floor(Math.log10(most)), top = [5, 2, 1].find((k) => k * unit <= most) * unit;
+  return {symbolFillColor: css("quiet"), symbolStrokeColor: css("quiet"), values: [top / 4, top / 2, top].filter(Number.isInteger)};
+}
 // a line of a tooltip; numbers have a format
 const tip = (field, title, format) => ({field, title: title ?? field, format, type: format ? "quantitative" : "nominal"});
 
@@ -102,7 +106,7 @@ function pairs({points, x, y}) {
         encoding: {x: {field: "a", type: "quantitative", scale}, y: {field: "a", type: "quantitative", scale}}},
       {data: {values: points}, mark: {type: "point", filled: true, opacity: 0.8, cursor: "pointer"}, encoding: {
         x: {field: "x", type: "quantitative", title: x, scale, axis: {tickCount: 8}}, y: {field: "y", type: "quantitative", title: y, scale},
-        size: {field: "samples", type: "quantitative", title: "samples", scale: {range: [30, 260]}, legend: sizes()},
+        size: {field: "samples", type: "quantitative", title: "samples", scale: {range: [30, 260]}, legend: sizes(points.map((p) => p.samples))},
         color: {field: "side", type: "nominal", title: null, scale: {domain: ["gains", "loses", "same"], range: [css("gain"), css("loss"), css("quiet")]}},
         shape: {field: "side", type: "nominal", title: null, scale: {domain: ["gains", "loses", "same"], range: ["triangle-up", "triangle-down", "circle"]}},
         tooltip: [tip("client"), tip("x", x, ".4~r"), tip("y", y, ".4~r"), tip("gain", undefined, "+.4~r"), tip("samples"), ...(points[0]?.classes ? [tip("classes")] : [])],
@@ -121,7 +125,7 @@ function partition({cells, clients, classes}) {
   if (!circles) return {height, data: {values: cells}, mark: "rect", encoding: {x, y, tooltip, color: {field: "samples", type: "quantitative"}}};
   return {
     height, data: {values: cells}, mark: {type: "circle", color: css("gain"), opacity: 0.8},
-    encoding: {x, y, tooltip, size: {field: "samples", type: "quantitative", title: "samples", scale: {range: [4, 200]}, legend: sizes()}},
+    encoding: {x, y, tooltip, size: {field: "samples", type: "quantitative", title: "samples", scale: {range: [4, 200]}, legend: sizes(cells.map((cell) => cell.samples))}},
   };
 }
 

@@ -64,6 +64,8 @@ const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.
 const placeOf = (label) => data.methods.findIndex((method) => method.label === label);
 const methodOf = (label) => data.methods[placeOf(label)];
 const visible = () => data.methods.filter((method) => !hidden.has(method.label));
+// the label of the one that is first on the leaderboard
+const bestOf = (methods) => data.tables.find((found) => found.ranked)?.rows.find((row) => methods.some((m) => m.label === row.method))?.method;
 const scales = (methods) => methods.map((method) => [method.label, placeOf(method.label)]);
 const views = (methods) => Object.entries(data.views).filter(([view]) => methods.some((method) => method.final[view]));
 const clientName = (i) => data.partition.names[i];
@@ -286,7 +288,7 @@ function binsFor(values) {
 
 function heatStrip(refill) {
   const having = data.methods.filter((method) => Object.keys(method.scores).length);
-  const first = choice("strip-method", "Method", having.map((m) => [m.label, m.label]), refill), method = methodOf(chosen["strip-method"]);
+  const first = choice("strip-method", "Method", having.map((m) => [m.label, m.label]), refill, bestOf(having)), method = methodOf(chosen["strip-method"]);
   if (!method) return [about("There are no scores of single clients.")];
   const second = choice("strip-view", "Models", views([method]), refill), view = chosen["strip-view"];
   const third = choice("strip-order", "Clients by", [["final", "their final score"], ["samples", "samples"], ["id", "number"]], refill);
@@ -319,7 +321,7 @@ function gains(refill) {
   const alone = having.find((method) => method.name === "local") ?? having[0];
   const second = choice("gain-reference", "against", having.map((m) => [m.label, m.label]), refill, alone?.label);
   const others = having.filter((method) => method.label !== chosen["gain-reference"]);
-  const first = choice("gain-method", "Clients with", others.map((m) => [m.label, m.label]), refill);
+  const first = choice("gain-method", "Clients with", others.map((m) => [m.label, m.label]), refill, bestOf(others));
   const reference = methodOf(chosen["gain-reference"]), method = methodOf(chosen["gain-method"]);
   if (!reference || !method || !others.length) return [
     about("With one method there is nothing to compare. A comparison with local shows who gains and who loses against training alone."), storyControls(refill), story(),
@@ -365,13 +367,14 @@ function story() {
   const i = Number(chosen.client), sizes = data.partition.sizes, methods = visible(), heldOut = data.partition.held_out?.[i];
   const [view, second] = heldOut ? ["new", "joined"] : [views(methods)[0]?.[0]];
   const anyLost = methods.some((method) => Object.values(method.screened).some((counts) => counts[i]));
+  const seeds = methods.some((method) => method.seeds.length > 1);
   const compared = data.methods.length > 1, reference = methodOf(chosen["gain-reference"]), final = (method) => method?.final[view]?.mean[i];
   const rows = methods.filter((method) => known(final(method))).sort((a, b) => better(final(b), final(a))).map((method) => {
     const found = method.final[view], others = found.mean.filter(known);
     const place = 1 + others.filter((value) => better(value, found.mean[i]) > 0).length;
     const lost = Object.entries(method.screened).map(([why, counts]) => (counts[i] ? `${counts[i]} uploads ${why.replace("_", " ")}` : "")).filter(Boolean).join(", ");
     return make("tr", {}, make("th", {scope: "row", class: "text"}, named(method)), cell(score(found.mean[i])),
-      cell(method.seeds.length > 1 ? `${score(found.low[i])} to ${score(found.high[i])}` : ""),
+      seeds ? cell(method.seeds.length > 1 ? `${score(found.low[i])} to ${score(found.high[i])}` : "") : null,
       compared ? cell(known(final(reference)) ? signed(better(found.mean[i], final(reference))) : "") : null, cell(`${place} of ${others.length}`),
       second ? cell(score(method.final[second]?.mean[i])) : null, anyLost ? cell(lost, {class: "text"}) : null);
   });
@@ -383,7 +386,7 @@ function story() {
   return make("div", {id: "story", class: "story", tabindex: "-1", "aria-live": "polite"},
     make("h3", {}, clientName(i)),
     terms([["samples", `${count(data.partition.samples[i])} (${Object.entries(sizes).map(([split, of]) => `${split} ${count(of[i])}`).join(", ")})`], ["classes", mix(i)], ["held out", heldOut ? "yes: did not take part in training" : ""]]),
-    rows.length ? table(["method", data.views[view] + unit(), "over seeds", ...(compared ? [`against ${reference?.label ?? ""}`] : []), "rank among clients", ...(second ? [data.views[second]] : []), ...(anyLost ? ["uploads not used"] : [])].map(header), rows, {"aria-label": "Scores of this client"}) : null,
+    rows.length ? table(["method", data.views[view] + unit(), ...(seeds ? ["over seeds"] : []), ...(compared ? [`against ${reference?.label ?? ""}`] : []), "rank among clients", ...(second ? [data.views[second]] : []), ...(anyLost ? ["uploads not used"] : [])].map(header), rows, {"aria-label": "Scores of this client"}) : null,
     make("div", {class: "grid"},
       points.length ? make("figure", {}, make("figcaption", {}, `${scoreTitle()} by round`), chart(`${data.task.metric} of ${clientName(i)} over rounds`, () => curves({points, methods: scales(methods), x: axes().rounds, y: scoreTitle(), band: null, height: 200}))) : null,
       labels.length ? make("figure", {}, make("figcaption", {}, "samples by class"), chart(`Samples of ${clientName(i)} by class: ${mix(i)}`, () => bars({
@@ -427,7 +430,7 @@ function costs(refill) {
 
 function reports(refill) {
   const having = data.methods.filter((method) => method.reports.length);
-  const select = choice("report-method", "Method", having.map((m) => [m.label, m.label]), refill), method = methodOf(chosen["report-method"]);
+  const select = choice("report-method", "Method", having.map((m) => [m.label, m.label]), refill, bestOf(having)), method = methodOf(chosen["report-method"]);
   return [controls(select ?? named(method)), make("div", {class: "grid"}, method.reports.map((found) => {
     const where = {clients: "mean and range over clients", server: "mean and range over seeds", vector: "mean over clients"}[found.who];
     const colour = () => colourOf(placeOf(method.label)), title = found.name, entry = title.startsWith("layer") ? "layer" : "entry";
@@ -450,7 +453,7 @@ function screened() {
 function quality(refill) {
   const matrices = data.methods.filter((method) => method.confusion), parts = [];
   if (matrices.length) {
-    const select = choice("confusion-method", "Method", matrices.map((m) => [m.label, m.label]), refill), method = methodOf(chosen["confusion-method"]);
+    const select = choice("confusion-method", "Method", matrices.map((m) => [m.label, m.label]), refill, bestOf(matrices)), method = methodOf(chosen["confusion-method"]);
     const names = data.partition.classes, wrong = [];
     const cells = method.confusion.flatMap((row, c) => {
       const total = row.reduce((a, b) => a + b, 0);
