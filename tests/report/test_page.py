@@ -204,6 +204,16 @@ def test_the_threshold_can_be_moved(visit, page, data):
         assert rule["box"][0] == pytest.approx(plot * (threshold - low) / (high - low), abs=2)
 
 
+def test_sections_about_one_method_begin_with_the_best(visit, page, data):
+    tab, table = visit(page), data["tables"][0]
+    ranked = [row["method"] for row in table["rows"] if row["method"] != "majority"]
+    assert texts(tab, "#methods label") == ["local", *METHODS]  # as they were given
+    assert tab.input_value("select[name=strip-method]") == ranked[0]
+    assert tab.input_value("select[name=confusion-method]") == ranked[0]
+    assert tab.input_value("select[name=gain-reference]") == "local"
+    assert tab.input_value("select[name=gain-method]") == next(label for label in ranked if label != "local")
+
+
 def test_methods_can_be_hidden(visit, page):
     tab = visit(page)
     assert {mark["datum"]["method"] for mark in marks(tab, "cost", "symbol")} == {"local", *METHODS}

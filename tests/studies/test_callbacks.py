@@ -269,3 +269,15 @@ def test_the_command_line_says_that_a_run_ended_early(monkeypatch, capsys, tmp_p
     assert "of 40 rounds in" in out
     assert "It ended early: no better on validation data since round" in out
     assert not Path("runs").exists()
+
+
+def test_the_steps_of_planning_are_announced():
+    steps = []
+
+    class Planning(fedloom.Callback):
+        def on_planning(self, run, step):
+            steps.append((run.name, step))
+
+    for plan in ("auto", "stacked"):
+        fedloom.run("fedavg", clients=4, rounds=1, plan=plan, callbacks=[Planning()])
+    assert steps == [("fedavg", "timing one client"), ("fedavg", "measuring memory")]

@@ -131,6 +131,9 @@ class RoundProgress(Callback):
             self._task = self._bar.add_task(run.title, total=None, score="getting ready")
         self._runs[run] = None
 
+    def on_planning(self, run: TrainingRun, step: str) -> None:
+        self._bar.update(self._task, score=f"planning: {step}")
+
     def on_start(self, run: TrainingRun) -> None:
         self._show(run)
 

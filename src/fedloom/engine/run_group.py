@@ -27,8 +27,11 @@ from fedloom.metrics.predictions import Predictions
 class RunGroup:
     """Advances runs that are alike in everything but seeds and plain numbers."""
 
-    def __init__(self, runs: Sequence[Simulation], plan: Plan | str = "auto") -> None:
-        """`plan` is an execution plan, or how one is made: auto, stacked, stacked-eager or per-client."""
+    def __init__(
+        self, runs: Sequence[Simulation], plan: Plan | str = "auto", announce: Callable[[str], object] = str
+    ) -> None:
+        """`plan` is an execution plan, or how one is made: auto, stacked, stacked-eager or per-client. `announce` is
+        told what is done while it is made."""
         self.runs, first = runs, runs[0]
         names = differing_settings(runs)
         self.values = [values_tree(run, names) for run in runs]
@@ -38,7 +41,9 @@ class RunGroup:
         else:
             cohort = self._merged(dict(enumerate(run.first_cohort() for run in runs)))
             eval_clients = sum(len(run.driver.eval_client_ids) for run in runs)
-            executor = choose_executor(alg, first.task, first.population, cohort, eval_clients, plan, len(runs))
+            executor = choose_executor(
+                alg, first.task, first.population, cohort, eval_clients, plan, len(runs), announce=announce
+            )
         stacked = executor.plan.mode == "stacked"
         self.stacked = stacked and len(runs) > 1
         self.executors: list[Executor] = [

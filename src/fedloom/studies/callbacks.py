@@ -133,6 +133,9 @@ class Callback:
     def on_setup(self, run: TrainingRun) -> None:
         """Before the execution plan is made, which may take some seconds; a resumed run has not been read yet."""
 
+    def on_planning(self, run: TrainingRun, step: str) -> None:
+        """Before each step of making the execution plan, such as "timing one client"; not if a plan is known."""
+
     def on_start(self, run: TrainingRun) -> None:
         """When training begins or, after `run.round` rounds, goes on."""
 

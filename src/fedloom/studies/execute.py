@@ -199,7 +199,9 @@ def _advance(
     """Carry out runs as one, from their last checkpoints to the end."""
     clear_decisions()
     start = time.perf_counter()
-    group = RunGroup([run.simulation for run in runs], plan)
+    group = RunGroup(
+        [run.simulation for run in runs], plan, lambda step: callbacks.call("on_planning", range(len(runs)), step)
+    )
     planning = (time.perf_counter() - start) / len(runs)
     kernels = decisions(runs[0].task.data.device).get("all", "chosen as steps are traced, see below")
     log.info("Execution plan: %s (%s). Custom kernels: %s.", group.plan().summary(), group.plan().reason, kernels)

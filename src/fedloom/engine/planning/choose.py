@@ -1,7 +1,7 @@
 """Choosing the execution plan: whether stacking pays for this task, how steps are replayed, how many clients fit."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -51,14 +51,15 @@ def choose_executor(
     mode: str = "auto",
     runs: int = 1,
     shards: int = 1,
+    announce: Callable[[str], object] = str,
 ) -> Executor:
     """The executor, with its plan, for rounds with cohorts like this one in which `eval_clients` clients are scored.
 
     `mode` is auto, stacked, stacked-eager (without traced graphs) or per-client; `runs` is the number of stacked runs.
     `shards` is the number of such cohorts in a round, of which some may be computed at the same time by other
-    processes of this machine.
+    processes of this machine. `announce` is told what is done next, because it may take some seconds.
     """
-    load = Workload(alg, task, population, cohort, eval_clients)
+    load = Workload(alg, task, population, cohort, eval_clients, announce)
     inputs = plan_inputs(load, mode, runs, shards)
     known = find_plan(inputs)
     if known is not None and known.mode == "stacked" and known.chunk != _chunk_size(load, known.client_bytes, shards):
@@ -77,6 +78,7 @@ def choose_executor(
 def _choose(load: Workload, mode: str, shards: int) -> Option:
     if mode.startswith("stacked"):
         return _stacked(load, mode, shards)
+    load.announce("timing one client")
     per_client = _best_per_client(load, shards)
     if mode == "per-client":
         return _because(per_client, "set by the user")
@@ -108,6 +110,7 @@ def _stacked(load: Workload, mode: str, shards: int) -> Option:
 def _stacking_plan(load: Workload, shards: int) -> tuple[Plan, dict[str, ConvCase]]:
     """A plan that stacks as many clients as fit memory, and the convolutions for which there are several algorithms."""
     seen: dict[str, ConvCase] = {}
+    load.announce("measuring memory")
     with convolutions(None, seen):
         chunk, each = _chunk(load, shards, {} if _custom_convolutions(load.task) else None)
     replay: Replay = "captured" if _captures(load.task) else "traced"
@@ -132,15 +135,18 @@ def _best(load: Workload, per_client: Option, shards: int) -> Option:
             left_out.append(f"; not {name}: {price:.2g} s to save {gain:.2g} s at most")
         return gain >= REQUIRED_GAIN * price
 
+    load.announce("timing stacked clients")
     if not captured:
         stacked.append(measure_stacked(load, replace(plan, replay="eager")))
     if captured or min(o.seconds for o in (per_client, *stacked)) * whole.rounds > TRACE_PAYS:
         stacked.append(measure_stacked(load, plan))
         if seen and pays("tuned", _tuning_seconds(seen.values()), TUNING_SAVES):
+            load.announce("tuning convolutions")
             dtype = torch.bfloat16 if task.network.half else torch.float32
             found = fastest_algos(seen.values(), stacked[-1].plan.chunk, task.data.device, dtype)
             stacked.append(measure_stacked(load, replace(stacked[-1].plan, convolutions=found)))
         if captured and pays("compiled", stacked[-1].compiling, COMPILER_SAVES):
+            load.announce("compiling steps")
             stacked.append(measure_stacked(load, replace(stacked[-1].plan, compiled=True)))
     best = min(stacked, key=lambda option: option.total(whole))
     if best.total(whole) > MARGIN * per_client.total(whole):

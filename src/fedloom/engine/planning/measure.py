@@ -41,6 +41,7 @@ class Workload(NamedTuple):
     population: Task  # has the samples of all clients, also of held-out ones
     cohort: Cohort  # such as an executor will get
     eval_clients: int  # clients that are scored in a round
+    announce: Callable[[str], object] = str  # is told what is done next, such as "tracing a step"
 
     def share(self, kind: str) -> float:
         """How often the cohort's work is done in a round: evaluation adapts all clients that it scores."""
