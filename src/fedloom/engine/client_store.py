@@ -14,6 +14,7 @@ import tokenize
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,9 +30,9 @@ from fedloom.storage.files import make_folder
 
 log = logging.getLogger("fedloom")
 
-CHECKSUMS, TRAINED = "checksums.npy", "trained.npy"
+CLIENTS = "clients.npy"
+CHECKSUMS = "checksums.npy"  # until format 4
 COPIED_BYTES = 256 << 20  # at once, from one store to another
-INTEGER = torch.zeros((), dtype=torch.int64)
 InitialRows = Callable[[np.ndarray], Tree]  # rows of the given clients before they have trained, stacked
 
 
@@ -220,20 +221,28 @@ class DiskStore(ClientStore):
 
         files <= checkpoint k-1 | journal of k: changed in (k-2, k] | journal of k+1: changed in (k-1, k+1]
 
-    How often a client has trained is kept like its row, so a checkpoint has nothing of the other clients but a digest
-    of all these numbers, which is verified when the store is restored. Every row in the files has a checksum of its
-    client, how often the client has trained, and the values. It is verified when the row is read.
+    Rows are in the order in which clients have first trained, so that those of a cohort are written in one piece. The
+    file `clients.npy` says of every row whose it is, how often that client has trained, and a checksum of both and the
+    values, which is verified when the row is read. So a checkpoint has nothing of the other clients but a digest of all
+    participations, which is verified when the store is restored.
     """
 
     def __init__(self, initial_rows: InitialRows, clients: int, folder: Path, unverified: bool = False) -> None:
         """`unverified`: rows that were written by a version without checksums get theirs when a run is resumed."""
         super().__init__(initial_rows, clients)
-        self.unverified = unverified
         make_folder(folder)
+        self.folder, self.unverified = folder, unverified
+        self.by_client = unverified or (folder / CHECKSUMS).exists()  # until format 4, rows were in the order of ids
+        known = (folder / CLIENTS).exists()
         flat, self.spec = tree_flatten(self.like)
-        self.folder = folder
         self.files = [_RowFile(folder / f"{j:03d}.npy", clients, v) for j, v in enumerate(flat)]
-        self.checksums, self.trained_file = (_RowFile(folder / name, clients, INTEGER) for name in (CHECKSUMS, TRAINED))
+        self.clients = _ClientsFile(folder / CLIENTS, clients)
+        if self.by_client and not known and (folder / CHECKSUMS).exists():
+            checksums = _RowFile(folder / CHECKSUMS, clients, torch.zeros((), dtype=torch.int64)).rows
+            everyone = np.flatnonzero(checksums)
+            self.clients.write(everyone, everyone, np.zeros_like(everyone), checksums[everyone])
+        self.place = np.arange(clients) if self.by_client else self.clients.places()  # of rows in files; -1: none yet
+        self.used = int(self.place.max(initial=-1)) + 1
         self.pending, self.current = _Journal(clients, flat), _Journal(clients, flat)
         self.digest = 0
 
@@ -254,7 +263,8 @@ class DiskStore(ClientStore):
             self._count_everybody()
 
     def _read(self, ids: np.ndarray) -> Tree:
-        rows = [file.read(ids) for file in self.files]
+        at = np.maximum(self.place[ids], 0)
+        rows = [file.read(at) for file in self.files]
         self._verify(ids, rows)
         found = [torch.from_numpy(v) for v in rows]
         for journal in (self.pending, self.current):
@@ -267,9 +277,11 @@ class DiskStore(ClientStore):
         if not rows or not in_files.any():
             return
         some = ids if in_files.all() else ids[in_files]
-        wrong = self.checksums.read(some) != _row_checksums(
+        checksums = _row_checksums(
             some, self.trained[some], rows if len(some) == len(ids) else [v[in_files] for v in rows]
         )
+        at = self.place[some]
+        wrong = (at < 0) | (self.clients.checksums(np.maximum(at, 0)) != checksums)
         if wrong.any():
             raise UserError(
                 f"{self.folder} is damaged: the private state of client {some[wrong][0]} is missing or was changed; "
@@ -286,8 +298,10 @@ class DiskStore(ClientStore):
             )
         if self.unverified and self.files:
             ids = np.flatnonzero(self.trained)
-            ids = ids[self.checksums.read(ids) == 0]
-            self.checksums.write(ids, _row_checksums(ids, self.trained[ids], [file.read(ids) for file in self.files]))
+            ids = ids[self.clients.checksums(ids) == 0]
+            trained = self.trained[ids]
+            checksums = _row_checksums(ids, trained, [file.read(ids) for file in self.files])
+            self.clients.write(ids, ids, trained, checksums)
 
     def _count_everybody(self) -> None:
         self.digest = participation_digest(np.arange(len(self)), self.trained)
@@ -300,15 +314,25 @@ class DiskStore(ClientStore):
         self.digest = 0
         self.pending.clear()
         self.current.clear()
-        self.trained_file.path.unlink()
-        self.trained_file = _RowFile(self.trained_file.path, len(self), INTEGER)
+        (self.folder / CLIENTS).unlink()
+        (self.folder / CHECKSUMS).unlink(missing_ok=True)
+        self.clients = _ClientsFile(self.folder / CLIENTS, len(self))
+        self.by_client, self.place, self.used = False, np.full(len(self), -1), 0
 
     def _kept_trained(self) -> np.ndarray | int:
-        return self.trained_file.rows
+        return self.clients.trained()
 
     def _keep_trained(self, trained: np.ndarray) -> None:
         ids = np.flatnonzero(trained)
-        self.trained_file.write(ids, trained[ids])
+        ids = ids[np.argsort(self._places(ids))]
+        self.clients.write(self.place[ids], ids, trained[ids], self.clients.checksums(self.place[ids]))
+
+    def _places(self, ids: np.ndarray) -> np.ndarray:
+        """Places of clients in the files; those that have none get the next ones."""
+        new = ids[self.place[ids] < 0]
+        self.place[new] = self.used + np.arange(len(new))
+        self.used += len(new)
+        return self.place[ids]
 
     def _write(self, ids: np.ndarray, rows: Tree) -> None:
         self.current.write(ids, [v.cpu() for v in leaves(rows)])
@@ -322,12 +346,11 @@ class DiskStore(ClientStore):
 
     def committed(self) -> None:
         ids = self.pending.ids()
-        rows = [v.numpy() for v in self.pending.read(ids)]
+        ids = ids[np.argsort(self._places(ids))]
+        at, trained, rows = self.place[ids], self.trained[ids], [v.numpy() for v in self.pending.read(ids)]
         for file, mine in zip(self.files, rows, strict=True):
-            file.write(ids, mine)
-        self.trained_file.write(ids, self.trained[ids])
-        if rows:
-            self.checksums.write(ids, _row_checksums(ids, self.trained[ids], rows))
+            file.write(at, mine)
+        self.clients.write(at, ids, trained, _row_checksums(ids, trained, rows))
         self.pending.clear()
         self.pending, self.current = self.current, self.pending
 
@@ -357,13 +380,52 @@ class _RowFile:
     def read(self, ids: np.ndarray) -> np.ndarray:
         return self.rows[ids]
 
-    def write(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """Writes through the file, not the memory map: a full disk is then an OSError, not a killed process."""
+    def write(self, at: np.ndarray, rows: np.ndarray) -> None:
+        """Replace the rows at ascending places. Writes through the file, not the memory map: a full disk is then an
+        OSError, not a killed process."""
+        rows = np.ascontiguousarray(rows)
+        starts = np.flatnonzero(np.diff(at, prepend=-2) != 1).tolist()  # of rows that are next to each other
         with oserror_as_user_error(self.path), self.path.open("r+b", buffering=0) as file:
-            for i, row in zip(ids.tolist(), rows, strict=True):
-                if os.pwrite(file.fileno(), row.tobytes(), self.offset + i * self.width) != self.width:
+            for start, end in pairwise([*starts, len(at)]):
+                content = rows[start:end].tobytes()
+                if os.pwrite(file.fileno(), content, self.offset + int(at[start]) * self.width) != len(content):
                     raise OSError(errno.ENOSPC, "written in part only")
             os.fsync(file.fileno())
+
+
+class _ClientsFile:
+    """Whose the rows of a store on disk are: client + 1 (0: nobody's), participations and checksum of every row."""
+
+    def __init__(self, path: Path, clients: int) -> None:
+        self.file = _RowFile(path, clients, torch.zeros(3, dtype=torch.int64))
+
+    def write(self, at: np.ndarray, ids: np.ndarray, trained: np.ndarray, checksums: np.ndarray) -> None:
+        """Describe the rows at ascending places."""
+        self.file.write(at, np.stack([ids + 1, trained, checksums], 1))
+
+    def checksums(self, at: np.ndarray) -> np.ndarray:
+        """The checksums of the rows at these places."""
+        return self.file.read(at)[:, 2]
+
+    def places(self) -> np.ndarray:
+        """The place of every client, -1 for those without a row."""
+        found = np.full(len(self.file.rows), -1)
+        at, ids, _ = self._known()
+        found[ids] = at
+        return found
+
+    def trained(self) -> np.ndarray:
+        """Participations of all clients."""
+        found = np.zeros(len(self.file.rows), np.int64)
+        _, ids, trained = self._known()
+        found[ids] = trained
+        return found
+
+    def _known(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Place, client and participations of every row that is somebody's."""
+        owners = np.array(self.file.rows[:, 0])
+        at = np.flatnonzero((owners > 0) & (owners <= len(owners)))
+        return at, owners[at] - 1, self.file.rows[at, 1]
 
 
 def participation_digest(ids: np.ndarray, trained: np.ndarray) -> int:

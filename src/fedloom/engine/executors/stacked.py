@@ -272,14 +272,19 @@ class StackedExecutor:
     def prepare(self, t: int, cohorts: Sequence[np.ndarray], seed: int) -> None:
         """Prepare the first batches of clients that will train in round t, one cohort after another, while nobody waits
         for something else. A GPU prepares them while it trains."""
-        phase = self.phases["train"][0]
+        phase, left = self.phases["train"][0], WINDOW
         self.next_cohorts = []
         if self.memory_pool is not None or phase.until is not None or not isinstance(phase.epochs, int):
             return
         for ids in cohorts:
             for places in self._chunks(ids):
-                seeds, run = np.full(len(places), seed, dtype=object), np.zeros(len(places), np.int64)
-                self.next_cohorts.append(self._with_first_batches(phase, phase.epochs, t, ids[places], seeds, run))
+                some = ids[places]
+                most = self.population.data.splits["train"].sizes[some[0]] + (phase.batch or self.task.batch_size)
+                left -= int(most) * phase.epochs * len(some)
+                if left < 0:  # batches of all of them would take too much memory
+                    return
+                seeds, run = np.full(len(some), seed, dtype=object), np.zeros(len(some), np.int64)
+                self.next_cohorts.append(self._with_first_batches(phase, phase.epochs, t, some, seeds, run))
 
     def _prefetch(self, cohort: Cohort) -> None:
         """While a GPU is at work, prepare the first batches of the clients of the next round."""
