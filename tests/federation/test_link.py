@@ -1,12 +1,17 @@
 """How messages reach sites over Flower: whom they go to, and what comes of those that are not answered."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("flwr")
 
 from flwr.app import Error, Message, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.common.serde import message_to_proto
+from flwr.proto.node_pb2 import Node, NodeInfo
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
 
 from fedloom.deployment.flower.codec import from_records, to_records
 from fedloom.deployment.flower.link import FlowerLink
@@ -138,3 +143,87 @@ def test_no_message_can_be_guessed():
     assert numbers[0] != numbers[1]
     records = [to_records("{}", b"x", nonce) for nonce in ("a", "b", "")]
     assert len({record.object_id for record in records}) == 3
+
+
+# -- answers that arrive in parts
+
+
+class Parts(HttpGrid):
+    """Flower's grid for a server whose sites send their answers in parts. `arrived(number, part)` says whether a part
+    of the answer to the n-th message has arrived."""
+
+    def __init__(self, arrived, names=("client-0",)):
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.arrived, self.names, self.started = arrived, list(names), dict.fromkeys(names, "monday")
+        self.node, self.confirmed, self.asked, self.answers, self.contents = Node(node_id=1), [], [], {}, {}
+
+    run = property(lambda self: SimpleNamespace(run_id=1))
+    _runtime_client = property(lambda self: self)
+
+    def get_nodes(self):
+        names = enumerate(self.names)
+        return [NodeInfo(node_id=7 + i, name=name, last_activated_at=self.started[name]) for i, name in names]
+
+    def push_messages(self, messages):
+        for message in messages:
+            self.asked.append(message.metadata.dst_node_id - 7)
+            answer = reply(message, len(self.asked))
+            answer.metadata.__dict__["_message_id"] = answer.object_id
+            parts = get_all_nested_objects(answer)
+            self.contents |= {id_: (len(self.asked), i, part.deflate()) for i, (id_, part) in enumerate(parts.items())}
+            self.answers[message.object_id] = message_to_proto(answer), get_object_tree(answer)
+        return [message.object_id for message in messages]
+
+    def PullMessages(self, request):
+        found = [self.answers.pop(id_) for id_ in request.message_ids if id_ in self.answers]  # they are told once
+        return SimpleNamespace(messages_list=[a for a, _ in found], message_object_trees=[b for _, b in found])
+
+    def PullObject(self, request):
+        number, part, content = self.contents[request.object_id]
+        there = self.arrived(number, part)
+        return SimpleNamespace(object_found=there is not None, object_available=there, object_content=content)
+
+    def ConfirmMessageReceived(self, request):
+        self.confirmed.append(request.message_object_id)
+
+
+def test_an_answer_is_read_when_all_its_parts_have_arrived():
+    looks = []
+
+    def sleep(seconds):
+        looks.append(list(grid.confirmed))
+
+    grid = Parts(lambda number, part: part <= len(looks))
+    found = exchange(grid, sleep=sleep)
+    assert found[0].fields == {"n": 1}
+    assert len(looks) == max(part for _, part, _ in grid.contents.values()) > 1
+    assert not any(looks)
+    assert len(grid.confirmed) == 1
+
+
+def test_an_answer_that_was_cut_off_delays_no_other_and_its_site_is_asked_again_when_it_is_back():
+    """A site is killed while it sends its answer: the rest never comes."""
+    looks = []
+
+    def sleep(seconds):
+        looks.append(len(grid.confirmed))
+        if len(looks) == 5:
+            grid.started["client-0"] = "tuesday"
+
+    grid = Parts(lambda number, part: number != 1 or part == 0, ["client-0", "client-1"])
+    found = exchange(grid, sleep=sleep, clients=(0, 1))
+    assert {i: found[i].fields for i in (0, 1)} == {0: {"n": 3}, 1: {"n": 2}}
+    assert looks[0] == 1  # that of the other site
+    assert grid.asked == [0, 1, 0]
+
+
+def test_an_answer_that_was_cut_off_costs_no_more_than_the_deadline():
+    grid = Parts(lambda number, part: False)
+    link = FlowerLink(grid, lambda seconds: None)
+    assert link.exchange({0: ORDER}, 0.2) == {0: "no answer within 0.2 s"}
+    assert not link.answers._arriving
+
+
+def test_a_part_that_will_not_come_is_said():
+    grid = Parts(lambda number, part: None if part == 1 else True)
+    assert exchange(grid) == {0: "its answer cannot be read (ObjectPullError)"}

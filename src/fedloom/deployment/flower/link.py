@@ -15,6 +15,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from fedloom.core.errors import printable
+from fedloom.deployment.flower.answers import Answers
 from fedloom.deployment.flower.codec import NotAMessage, from_records, to_records
 from fedloom.deployment.flower.status import Sites
 from fedloom.deployment.kinds import FAILURE
@@ -38,7 +39,7 @@ class FlowerLink:
 
     def __init__(self, grid: Grid, sleep: Callable[[float], None] = time.sleep, status: Sites | None = None) -> None:
         """`status` is told what is sent and what comes back, for people to read."""
-        self.grid, self.sleep, self.status = grid, sleep, status
+        self.grid, self.sleep, self.status, self.answers = grid, sleep, status, Answers(grid)
 
     def nodes(self) -> dict[int, NodeInfo]:
         """The node of every client that is there."""
@@ -81,9 +82,12 @@ class FlowerLink:
                         self.status.answered(client, _problem(found))
                 elif client in nodes and nodes[client].last_activated_at != began[client]:
                     del sent[number]  # the site has started again, and knows nothing of the message
+                    self.answers.forget(number)
                     waiting[client] = messages[client]
             if waiting or sent:
                 self.sleep(POLL)
+        for number in sent:
+            self.answers.forget(number)
         late = f"no answer within {deadline:g} s"
         missing = dict.fromkeys(sent.values(), late) | dict.fromkeys(waiting, "its site is not connected")
         for client, why in missing.items():
@@ -95,14 +99,14 @@ class FlowerLink:
         """The answer to a message, or why there is none; None if it is still awaited. Answers are fetched one by one,
         since one that cannot be read would take others with it."""
         try:
-            for answer in self.grid.pull_messages([number]):
-                return _read(answer)
+            answer = self.answers.pull(number)
+            return None if answer is None else _read(answer)
         except httpx.HTTPError:  # of the server's own programs
             raise
         except Exception as error:
             log.debug("An answer cannot be read.", exc_info=error)
+            self.answers.forget(number)
             return f"its answer cannot be read ({type(error).__name__})"
-        return None
 
     def _push(self, messages: Mapping[int, tuple[int, Message]], ttl: float) -> dict[str, int]:
         """Ids of messages that were sent, and their clients."""
