@@ -57,7 +57,8 @@ class Plan:
         """The plan in a few words, for messages."""
         if self.mode == "per-client":
             return "one client after another" if not self.workers else f"one client in each of {self.workers} threads"
-        size = f", about {self.bytes_needed / 1e9:.2g} GB" if self.bytes_needed else ""
+        need = self.bytes_needed
+        size = f", about {need / 1e9:.1f} GB" if need >= 1e9 else f", about {need / 1e6:.1f} MB" if need else ""
         return f"clients stacked ({self.replay}), {self.chunk} at once{size}"
 
     def check(self) -> None:

@@ -110,13 +110,13 @@ function chart(about, spec, options = {}) {
 }
 
 // Draw what is not drawn yet, chart by chart, so that the page stays quick.
-function drawRest() {
+function drawRest(wait = 30) {
   clearTimeout(resting);
   resting = setTimeout(() => {
     for (const [place, drawing] of drawings) if (!place.isConnected) forget(place, drawing);
     const next = [...drawings].find(([, drawing]) => drawing.stale);
-    if (next) { draw(...next); drawRest(); }
-  }, 30);
+    if (next) { draw(...next); drawRest(0); }  // what the reader does comes in between
+  }, wait);
 }
 
 function forget(place, drawing) {
@@ -175,7 +175,7 @@ function section(id, title, fill) {
 const about = (text) => make("p", {class: "about"}, text);
 const controls = (...parts) => make("div", {class: "controls"}, parts);
 
-const findings = () => make("ul", {}, data.findings.map((text) => make("li", {}, text)));
+const findings = () => make("ul", {}, data.findings.map((text) => make("li", {}, text.replaceAll(" %", "\u00a0%"))));
 
 function leaderboard(refill) {
   const tables = data.tables.filter((found) => found.title !== "Local computation");
