@@ -32,13 +32,13 @@ class Actors(RayActors):
         super().__init__(count, on_gpus=False)
         self.kill_at = None  # (name of a call, actor): killed while it is at work
 
-    def call(self, name, arguments, then=None):
+    def call(self, name, arguments):
         if self.kill_at is not None and self.kill_at[0] == name and self.kill_at[1] in arguments:
             victim, self.kill_at = self.kill_at[1], None
             process = self.processes()[victim]
             self.handles[victim].do.remote(name, *arguments[victim])
             os.kill(process, signal.SIGKILL)
-        return super().call(name, arguments, then)
+        return super().call(name, arguments)
 
 
 class LocalActors:
@@ -57,15 +57,13 @@ class LocalActors:
     def get(self, reference):
         return reference
 
-    def call(self, name, arguments, then=None):
+    def call(self, name, arguments):
         results = {}
         for i, given in arguments.items():
             if self.ends(name, *given):
                 self.ends = lambda name, *arguments: False
             else:
                 results[i] = self.workers[i].do(name, *given)[0]
-        for i, given in (then or {}).items():
-            self.workers[i].do(*given)
         return results
 
     def replace(self, i):

@@ -1,12 +1,10 @@
-"""Batches of the clients of the next round are prefetched while a GPU is at work, or prepared while a process waits,
-which changes no result."""
+"""Batches of the clients of the next round are prefetched while a GPU is at work, which changes no result."""
 
 import numpy as np
 import pytest
 from helpers import SingleRun, make_task, method, state_bytes
 
 from fedloom.engine import batching, clients
-from fedloom.engine.executors import stacked
 from fedloom.engine.plan import Plan
 from fedloom.engine.run_group import RunGroup
 from fedloom.engine.simulation import Simulation
@@ -42,7 +40,7 @@ def test_prefetched_rounds_are_the_same_to_the_bit(name, seeds, built):
             group.advance(evaluate=False)
         found.append([state_bytes(run) for run in runs])
         if prefetch:
-            assert [coming.t for coming in executor.next_cohorts] == [3]
+            assert executor.next_cohort.t == 3
             phases = len(executor.phases["train"])
             assert sorted(built) == sorted([*range(3)] * phases + [3])  # once each, and the first phase of round 3
         built.clear()
@@ -58,25 +56,3 @@ def test_another_cohort_than_the_prefetched_one_gets_its_own_batches():
         for ids in ([0, 2, 4], [0, 2, 4]):
             run.advance(evaluate=False, cohort=np.array(ids))
     assert state_bytes(runs[0]) == state_bytes(runs[1])
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedrep", "per-fedavg"])
-@pytest.mark.parametrize("window", [1 << 20, 40])
-def test_prepared_rounds_are_the_same_to_the_bit(name, window, built, monkeypatch):
-    """On a CPU, two cohorts of which one has two chunks. Where all of them need too much memory, few are prepared."""
-    monkeypatch.setattr(stacked, "WINDOW", window)
-    task, found = make_task(SIZES, participation=1.0, batch_size=2, rounds=4), []
-    parts = np.arange(4), np.arange(4, len(SIZES))
-    for prepared in (False, True):
-        run = SingleRun(method(name), task, 5, plan=Plan("stacked", "eager", chunk=3))
-        for t in range(2):
-            for ids in parts:
-                if prepared and ids is parts[0]:
-                    run.executor.prepare(t, [ids], 5)
-                    count = len(run.executor.next_cohorts)
-                    assert (count == 2) if window > 40 else (count < 2)
-                run.driver.t = t
-                run.advance(evaluate=False, cohort=ids)
-        found.append((state_bytes(run), sorted(built)))
-        built.clear()
-    assert found[0] == found[1]

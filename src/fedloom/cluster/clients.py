@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from fedloom.cluster.shards import shard_of_clients, shards_of_actors
-from fedloom.cluster.worker import Part, RunSetup, SavedRows, replies_of
+from fedloom.cluster.worker import MOST_INLINE, Part, RunSetup, SavedRows, array_bytes, joined
 from fedloom.core.algorithm import Algorithm
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, leaves, size_bytes, tree_map
-from fedloom.device.transfer import to_numpy
+from fedloom.device.transfer import to_device, to_numpy
 from fedloom.engine.client_store import ClientStore, InitialRows, MemoryStore
 from fedloom.engine.clients import ClientReplies, ClientRequest, InitialState, LocalClients, MakeStore
 from fedloom.engine.cohort import Executor
@@ -164,6 +164,11 @@ class ShardedClients(LocalClients):
             found.setdefault(int(self.owner[shard]), {})[shard] = ids[self.shard[ids] == shard]
         return found
 
+    def _by_owner(self, ids: np.ndarray) -> dict[int, np.ndarray]:
+        """These clients by actor, in ascending order."""
+        owner = self.owner[self.shard[ids]]
+        return {actor: ids[owner == actor] for actor in np.unique(owner).tolist()}
+
     def _call(self, name: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
         """The results of all actors; those that have ended are replaced and asked again."""
         results: dict[int, Any] = {}
@@ -214,15 +219,10 @@ class ShardedClients(LocalClients):
         trains = request.job == "train"
         if trains:
             self._shorten_log(request)
-        by_actor, sent = self._by_actor(request.ids), self.actors.put(_sent(request))
-        arguments = {}
-        for actor, shards in by_actor.items():
-            first = min(shards)  # its next batches are prepared; while it trains, there is time for those of others
-            parts = {
-                shard: _part(request, ids, self._next(request, shard) if shard == first else None)
-                for shard, ids in shards.items()
-            }
-            arguments[actor] = executor.plan, _common(request), sent, parts
+        sent, arguments = self._sent(request), {}
+        for actor, mine in self._by_owner(request.ids).items():
+            part = _part(request, mine, self._next(request, int(self.shard[mine].min())))
+            arguments[actor] = executor.plan, _common(request), sent, part
         found = self._call("ask", arguments)
         if trains:
             size = size_bytes((request.shared, request.parts, request.stats))
@@ -231,9 +231,14 @@ class ShardedClients(LocalClients):
             self._log_start = request.t if self._log_start is None else self._log_start
             self.store.trained[request.ids] += 1
         self._follow_memory(executor, [plan for _, plan in found.values()])
-        replies = {shard: mine for by_shard, _ in found.values() for shard, mine in by_shard.items()}
-        places = [np.flatnonzero(self.shard[request.ids] == shard) for shard in replies]
-        return replies_of(list(replies.values()), places, self.task.data.device)
+        owner = self.owner[self.shard[request.ids]]
+        replies = joined([mine for mine, _ in found.values()], [np.flatnonzero(owner == actor) for actor in found])
+        return ClientReplies(**tree_map(lambda v: None if v is None else to_device(self.task.data.device, v), replies))
+
+    def _sent(self, request: ClientRequest) -> Any:
+        """What goes to all actors, or a reference to it."""
+        sent = _sent(request)
+        return self.actors.put(sent) if array_bytes(sent) > MOST_INLINE else sent
 
     def _next(self, request: ClientRequest, shard: int) -> np.ndarray | None:
         return None if request.next_ids is None else request.next_ids[self.shard[request.next_ids] == shard]

@@ -25,12 +25,12 @@ from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
 from fedloom.core.keys import root
 from fedloom.core.task import Task
-from fedloom.core.tree import Tree, tree_map
+from fedloom.core.tree import Tree, leaves, tree_map
 from fedloom.device.memory import free_memory, is_out_of_memory
 from fedloom.device.torch_settings import deterministic, precision
 from fedloom.device.transfer import to_device, to_numpy
 from fedloom.engine.client_store import InitialRows, MemoryStore
-from fedloom.engine.clients import ClientReplies, ClientRequest, InitialState, LocalClients
+from fedloom.engine.clients import ClientRequest, InitialState, LocalClients
 from fedloom.engine.cohort import Executor
 from fedloom.engine.plan import Plan
 from fedloom.engine.planning.choose import choose_executor, make_executor
@@ -39,10 +39,17 @@ from fedloom.nn.network import Network
 
 log = logging.getLogger("fedloom")
 
+MOST_INLINE = 1 << 16  # bytes of arrays in the message of a call; more go through Ray's memory
+
 
 def on_device(tree: Tree, device: torch.device) -> Tree:
     """The tree with tensors in place of arrays, which are copied: those that Ray hands out cannot be written to."""
     return tree_map(lambda v: to_device(device, np.array(v)) if isinstance(v, np.ndarray) else v, tree)
+
+
+def array_bytes(tree: Tree) -> int:
+    """Bytes of all arrays of a tree."""
+    return sum(v.nbytes for v in leaves(tree) if isinstance(v, np.ndarray))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +76,12 @@ class RunSetup:
 
 
 class Part(NamedTuple):
-    """What a request says of the clients of one shard, one row each."""
+    """What a request says of the clients of an actor, one row each; of arrays."""
 
     ids: np.ndarray
     parts: Tree
     scored: np.ndarray | None
-    next_ids: np.ndarray | None
+    next_ids: np.ndarray | None  # of the first of its shards: while that trains, there is time for those of others
 
 
 class SavedRows(NamedTuple):
@@ -173,6 +180,9 @@ class Worker:
         self.task = replace(self.population, data=data.participants())
         self.task.init(root(about.seed, "init"))  # drawn here, because a module cannot draw under vmap
         self.clients = {shard: self._clients(about, ids) for shard, ids in shards.items()}
+        self.shard = np.full(len(data.splits["train"]), -1)  # of every client that is here
+        for shard, ids in shards.items():
+            self.shard[ids] = shard
 
     def _clients(self, about: RunSetup, ids: np.ndarray) -> LocalClients:
         store = partial(RowsOfSome, ids=ids[ids < self.task.clients])
@@ -195,21 +205,22 @@ class Worker:
     ) -> Plan:
         """Measure, and choose the execution plan for cohorts like this one, one per shard in a round."""
         request = replace(request, **on_device(sent, self.task.data.device))
-        cohort = self.clients[shard].cohort(self._of_shard(request, part))
+        cohort = self.clients[shard].cohort(self._rows(request, part, np.arange(len(part.ids))))
         executor = choose_executor(self.alg, self.task, self.population, cohort, eval_clients, mode, shards=shards)
         self.executors = [executor]
         return executor.plan
 
-    def ask(
-        self, plan: Plan, request: ClientRequest, sent: Tree, parts: Mapping[int, Part]
-    ) -> tuple[dict[int, dict[str, Tree]], Plan]:
-        """The replies of the clients of every shard, and the plan, which has changed if memory was short. `sent` is
-        what goes to all clients."""
+    def ask(self, plan: Plan, request: ClientRequest, sent: Tree, part: Part) -> tuple[dict[str, Tree], Plan]:
+        """The replies of the clients of this actor, and the plan, which has changed if memory was short. `sent` is what
+        goes to all clients."""
         executor, request = self._executor(plan), replace(request, **on_device(sent, self.task.data.device))
-        replies = {
-            shard: self.clients[shard].ask(self._of_shard(request, part), executor) for shard, part in parts.items()
-        }
-        return to_numpy({shard: vars(mine) for shard, mine in replies.items()}), executor.plan
+        shards = self.shard[part.ids]
+        places = {shard: np.flatnonzero(shards == shard) for shard in np.unique(shards).tolist()}
+        replies = []
+        for shard, at in places.items():
+            replies.append(vars(self.clients[shard].ask(self._rows(request, part, at), executor)))
+            part = part._replace(next_ids=None)
+        return joined(replies, list(places.values())), executor.plan
 
     def _executor(self, plan: Plan) -> Executor:
         """The executor for a plan. One that has more clients or samples at once is dropped, because memory is short."""
@@ -222,9 +233,11 @@ class Worker:
         self.executors.append(make_executor(self.alg, self.task, plan, self.population))
         return self.executors[-1]
 
-    def _of_shard(self, request: ClientRequest, part: Part) -> ClientRequest:
-        parts = on_device(part.parts, self.task.data.device)
-        return replace(request, **{**part._asdict(), "parts": parts})
+    def _rows(self, request: ClientRequest, part: Part, at: np.ndarray) -> ClientRequest:
+        """The request to some of the clients of this actor."""
+        parts = tree_map(lambda v: to_device(self.task.data.device, v[at]), part.parts)
+        scored = None if part.scored is None else part.scored[at]
+        return replace(request, ids=part.ids[at], parts=parts, scored=scored, next_ids=part.next_ids)
 
     # -- private state ------------------------------------------------------------------------------------------------
 
@@ -266,17 +279,22 @@ def essence(plan: Plan) -> Plan:
     return replace(plan, chunk=1, rows=0, device="", threads=0, reason="", shards=0)
 
 
-def replies_of(found: list[dict[str, Tree]], places: list[np.ndarray], device: torch.device) -> ClientReplies:
-    """The replies of some shards as one; `places` are the rows of their clients in the request."""
-    rows = sum(map(len, places))
+def joined(replies: list[dict[str, Tree]], places: list[np.ndarray]) -> dict[str, Tree]:
+    """The replies of some groups of clients as those of all of them, of arrays; `places` are the rows of each group. An
+    actor joins those of its shards, and the driver those of actors: a message has few arrays then, and each takes Ray
+    some time whatever its size. A tensor that is there twice is there twice in the result, and is sent once."""
+    rows, found = sum(map(len, places)), dict[tuple[int, ...], np.ndarray]()
 
-    def merged(*each: Any) -> Any:
+    def of_all(*each: Any) -> Any:
         if each[0] is None:
             return None
-        whole = np.empty((rows, *each[0].shape[1:]), each[0].dtype)
-        for some, at in zip(each, places, strict=True):
-            whole[at] = some
-        return to_device(device, whole)
+        which = tuple(map(id, each))
+        if which not in found:
+            arrays = to_numpy(each)
+            whole = found[which] = np.empty((rows, *arrays[0].shape[1:]), arrays[0].dtype)
+            for some, at in zip(arrays, places, strict=True):
+                whole[slice(None) if len(at) == rows else at] = some
+        return found[which]
 
-    names = [name for name in found[0] if name != "ids"]
-    return ClientReplies(**{name: tree_map(merged, *(one[name] for one in found)) for name in names})
+    names = [name for name in replies[0] if name != "ids"]
+    return {name: tree_map(of_all, *(one[name] for one in replies)) for name in names}

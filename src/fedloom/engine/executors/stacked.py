@@ -7,7 +7,7 @@ rounded up to one of a few sizes) has no effect.
 
 import contextlib
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ WINDOW = 1 << 20  # samples whose positions are worked out ahead of their steps
 
 
 class NextCohort(NamedTuple):
-    """Clients that will probably train next, at most a chunk of them, and their first batches."""
+    """The clients that will probably train next, and their first batches."""
 
     t: int
     ids: np.ndarray
@@ -60,7 +60,7 @@ class StackedExecutor:
         self.population = population or task
         self.phases = phases_of(alg, task)
         self.runners: dict[tuple[PhaseId, int], StepRunner] = {}  # by phase and chunk size
-        self.next_cohorts: list[NextCohort] = []
+        self.next_cohort: NextCohort | None = None
         self.memory_pool = torch.cuda.graph_pool_handle() if plan.replay == "captured" else None
         data = self.population.data
         static = data.x, data.y, *(split.flat for split in data.splits.values())
@@ -256,10 +256,8 @@ class StackedExecutor:
         return work, visits
 
     def _schedule(self, phase: Phase, cohort: Cohort, epochs: np.ndarray, first_epoch: int = 0) -> Schedule:
-        if phase is self.phases["train"][0]:
-            for prepared in self.next_cohorts:
-                if prepared.matches(cohort):
-                    return prepared.windows.schedule
+        if self.next_cohort and phase is self.phases["train"][0] and self.next_cohort.matches(cohort):
+            return self.next_cohort.windows.schedule
         who = cohort.seeds, cohort.ids, cohort.t
         return batching.build(self.population, phase, *who, epochs, first_epoch, cohort.run, self._batching_call)
 
@@ -269,30 +267,13 @@ class StackedExecutor:
         small integer operations is not faster."""
         return batching.call_directly if self.memory_pool is None else self.call
 
-    def prepare(self, t: int, cohorts: Sequence[np.ndarray], seed: int) -> None:
-        """Prepare the first batches of clients that will train in round t, one cohort after another, while nobody waits
-        for something else. A GPU prepares them while it trains."""
-        phase, left = self.phases["train"][0], WINDOW
-        self.next_cohorts = []
-        if self.memory_pool is not None or phase.until is not None or not isinstance(phase.epochs, int):
-            return
-        for ids in cohorts:
-            for places in self._chunks(ids):
-                some = ids[places]
-                most = self.population.data.splits["train"].sizes[some[0]] + (phase.batch or self.task.batch_size)
-                left -= int(most) * phase.epochs * len(some)
-                if left < 0:  # batches of all of them would take too much memory
-                    return
-                seeds, run = np.full(len(some), seed, dtype=object), np.zeros(len(some), np.int64)
-                self.next_cohorts.append(self._with_first_batches(phase, phase.epochs, t, some, seeds, run))
-
     def _prefetch(self, cohort: Cohort) -> None:
         """While a GPU is at work, prepare the first batches of the clients of the next round."""
         ids = cohort.next_ids
-        if ids is None or self.memory_pool is None:  # None: joining clients, the prepared batches are still to come
+        if ids is None:  # joining clients: the batches that were prepared before are still to come
             return
-        self.next_cohorts = []
-        if len(ids) != len(cohort) or len(ids) > self.plan.chunk:
+        self.next_cohort = None
+        if self.memory_pool is None or len(ids) != len(cohort) or len(ids) > self.plan.chunk:
             return
         phase = self.phases["train"][0]
         if phase.until is not None or not isinstance(phase.epochs, int):  # the batches depend on what clients compute
@@ -300,25 +281,20 @@ class StackedExecutor:
         places, t = self._chunks(ids)[0], cohort.t + 1
         ids, seeds, run = ids[places], cohort.seeds[places], cohort.run[places]
         with contextlib.suppress(torch.OutOfMemoryError):  # then it is done when the round begins
-            coming = self._with_first_batches(phase, phase.epochs, t, ids, seeds, run)
-            if coming.windows.schedule.steps[0] and (runner := self.runners.get((("train", 0), self.plan.chunk))):
-                runner.load(coming.windows.window)
-            self.next_cohorts = [coming]
-
-    def _with_first_batches(
-        self, phase: Phase, passes: int, t: int, ids: np.ndarray, seeds: np.ndarray, run: np.ndarray
-    ) -> NextCohort:
-        epochs = np.full(len(ids), passes)
-        schedule = batching.build(self.population, phase, seeds, ids, t, epochs, run=run, call=self._batching_call)
-        windows = self._windows(schedule)
-        if schedule.steps[0]:
-            windows.compute(self.plan.prefix(int((schedule.steps > 0).sum())))
-        return NextCohort(t, ids, seeds, run, windows)
+            epochs = np.full(len(ids), phase.epochs)
+            schedule = batching.build(self.population, phase, seeds, ids, t, epochs, run=run, call=self._batching_call)
+            windows = self._windows(schedule)
+            if schedule.steps[0]:
+                windows.compute(self.plan.prefix(int((schedule.steps > 0).sum())))
+                if runner := self.runners.get((("train", 0), self.plan.chunk)):
+                    runner.load(windows.window)
+            self.next_cohort = NextCohort(t, ids, seeds, run, windows)
 
     def _windows(self, schedule: Schedule) -> BatchWindows:
-        for place, prepared in enumerate(self.next_cohorts):
-            if prepared.windows.schedule is schedule:
-                return self.next_cohorts.pop(place).windows  # it serves once
+        prefetched = self.next_cohort
+        if prefetched and prefetched.windows.schedule is schedule:
+            self.next_cohort = None  # it serves once
+            return prefetched.windows
         length = self._window_length(schedule.batch * schedule.group)
         return BatchWindows(self.task, schedule, length, self._batching_call)
 
