@@ -39,13 +39,20 @@ def test_a_server_and_three_sites_in_containers():
     assert len(folders) == len(set(folders)) == 5  # no container sees what another has
 
 
+def compose_program():
+    """The compose command of Docker, or its older program; None if there is neither."""
+    docker, older = shutil.which("docker"), shutil.which("docker-compose")
+    if docker is not None and not subprocess.run([docker, "compose", "version"], capture_output=True).returncode:
+        return [docker, "compose"]
+    return None if older is None else [older]
+
+
 def test_docker_accepts_the_file():
-    docker = shutil.which("docker")
-    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True).returncode:
+    program = compose_program()
+    if program is None:
         pytest.skip("there is no docker compose")
-    done = subprocess.run(
-        [docker, "compose", "-f", str(DEPLOY / "compose.yaml"), "config", "--quiet"], capture_output=True, text=True
-    )
+    command = [*program, "-f", str(DEPLOY / "compose.yaml"), "config", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
