@@ -62,7 +62,7 @@ def test_engines():
     ]
     for row in rows:
         gain = float(row["vectorized gain"].removesuffix("x"))
-        assert gain == pytest.approx(float(row["plain loop"]) / float(row["vectorized"]), rel=0.01)
+        assert gain == pytest.approx(float(row["plain loop"]) / float(row["vectorized"]), rel=0.01, abs=0.006)
     assert "batch 5" in done.stdout
     assert "torch" in done.stdout
 

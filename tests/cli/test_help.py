@@ -103,7 +103,7 @@ def test_commands_are_listed_in_the_order_of_work_with_a_whole_sentence(monkeypa
     names = [line.split()[0] for line in lines]
     assert names == [
         "run", "compare", "sweep", "costs", "reproduce", "predict", "evaluate", "export", "report", "plot", "diagnose",
-        "audit", "check", "list", "keys", "serve", "join", "status", "data",
+        "audit", "doctor", "check", "list", "keys", "serve", "join", "status", "data",
     ]  # fmt: skip
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
@@ -189,7 +189,7 @@ COMPLETED = {
         ("",),
         [
             *("run", "compare", "sweep", "costs", "reproduce", "predict", "evaluate", "export", "report", "plot"),
-            *("diagnose", "audit", "check", "list", "keys", "serve", "join", "status", "data"),
+            *("diagnose", "audit", "doctor", "check", "list", "keys", "serve", "join", "status", "data"),
         ],
     ),
     "commands below": (("data", ""), ["check", "show", "schema", "download"]),

@@ -41,8 +41,8 @@ def other_value(cls, name):
     options = typing.get_args(hint)
     if typing.get_origin(hint) is typing.Literal:
         return next(o for o in options if o != default)
-    if default is None:  # a number or none
-        return 3 if int in options else 0.125
+    if default is None:  # a number, a word or none
+        return "cpu" if str in options else 3 if int in options else 0.125
     if isinstance(default, tuple):
         return (0.5, 0.125, 0.375)[: len(default)] if isinstance(default[0], float) else (7, 5)
     if isinstance(default, bool):

@@ -101,14 +101,22 @@ def assert_same_study(found: Path, expected: Path) -> None:
     assert board(found) == board(expected)
 
 
-def no_children() -> bool:
-    return not [child for child in psutil.Process().children() if "device_worker" in " ".join(child.cmdline())]
+@pytest.fixture
+def workers():
+    """A function that says which workers have been started since, and have not ended."""
+
+    def running():
+        children = [(child, " ".join(child.cmdline())) for child in psutil.Process().children()]
+        return [line for child, line in children if "device_worker" in line and child.pid not in before]
+
+    before = {child.pid for child in psutil.Process().children()}
+    return running
 
 
 # -- the same results
 
 
-def test_a_comparison_on_two_devices_has_the_bytes_of_one_in_one_process(tmp_path):
+def test_a_comparison_on_two_devices_has_the_bytes_of_one_in_one_process(tmp_path, workers):
     """Three methods for two workers: one of them goes on with the third."""
     whole, seen = tmp_path / "whole", []
     fedloom.compare(["fedavg", "ditto"], seeds=2, out=whole, **TASK)
@@ -124,7 +132,7 @@ def test_a_comparison_on_two_devices_has_the_bytes_of_one_in_one_process(tmp_pat
     starts = json.loads((tmp_path / "spread/runs/ditto/seed-1/environment.json").read_text())["starts"]
     assert starts[0]["command"] == sys.argv
     assert starts[0]["threads"] == torch.get_num_threads()
-    assert no_children()
+    assert workers() == []
 
     again = fedloom.compare(
         ["fedavg", "ditto"], seeds=2, out=tmp_path / "spread", resume=True, devices="cpu,cpu", **TASK
@@ -177,7 +185,7 @@ def test_workers_share_the_threads(monkeypatch):
 # -- when something goes wrong
 
 
-def test_a_worker_that_is_killed_is_named_and_the_comparison_can_be_continued(trouble, tmp_path):
+def test_a_worker_that_is_killed_is_named_and_the_comparison_can_be_continued(trouble, tmp_path, workers):
     method, file = trouble
     fedloom.compare([method], seeds=1, out=tmp_path / "whole", **TASK)
     file.write_text("kill")
@@ -185,7 +193,7 @@ def test_a_worker_that_is_killed_is_named_and_the_comparison_can_be_continued(tr
         spread([method], tmp_path / "mine")
     for words in ("trouble on cpu", "SIGKILL", "memory", f"--resume {tmp_path / 'mine'}"):
         assert words in str(caught.value)
-    assert no_children()
+    assert workers() == []
     file.unlink()
     spread([method], tmp_path / "mine", resume=True)
     assert_same_study(tmp_path / "mine", tmp_path / "whole")
@@ -226,7 +234,7 @@ def test_errors_of_a_worker_are_told_apart(error, said, user, tmp_path):
         assert "Traceback" in failure.details
 
 
-def test_ctrl_c_stops_all_workers_with_checkpoints(tmp_path):
+def test_ctrl_c_stops_all_workers_with_checkpoints(tmp_path, workers):
     long = {"rounds": 40, "checkpoint_every": 1000}
     fedloom.compare(["ditto"], seeds=1, out=tmp_path / "whole", **{**TASK, **long})
     before, asked = signal.getsignal(signal.SIGINT), []
@@ -238,7 +246,7 @@ def test_ctrl_c_stops_all_workers_with_checkpoints(tmp_path):
 
     with pytest.raises(Stopped) as stop:
         spread(["ditto"], tmp_path / "mine", on_progress=interrupt, **long)
-    assert no_children()
+    assert workers() == []
     assert signal.getsignal(signal.SIGINT) is before
     done = [fedloom.load(path).last()["round"] for path in sorted((tmp_path / "mine").glob("runs/*/seed-0"))]
     assert stop.value.done == sum(done)
@@ -250,7 +258,7 @@ def test_ctrl_c_stops_all_workers_with_checkpoints(tmp_path):
     assert_same_study(tmp_path / "mine", tmp_path / "whole")
 
 
-def test_the_second_ctrl_c_ends_workers_at_once(trouble, tmp_path):
+def test_the_second_ctrl_c_ends_workers_at_once(trouble, tmp_path, workers):
     method, file = trouble
     file.write_text("wait")
     asked = []
@@ -264,7 +272,7 @@ def test_the_second_ctrl_c_ends_workers_at_once(trouble, tmp_path):
     with pytest.raises(KeyboardInterrupt) as stop:
         spread([method], tmp_path / "mine", on_progress=interrupt)
     assert not isinstance(stop.value, Stopped)
-    assert no_children()
+    assert workers() == []
     assert time.monotonic() - start < 50
 
 

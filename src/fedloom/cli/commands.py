@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -521,10 +521,10 @@ def run_command() -> None:
         err.print("Stopped.")
         sys.exit(130)
     except BrokenPipeError:  # whoever reads the output has enough of it
-        _discard_output()
+        _discard(sys.stdout)
         sys.exit(1)
     except OSError as error:
-        _discard_output()
+        _discard(sys.stdout)
         _exit_with_message(system_error(error))
     except (MemoryError, RuntimeError) as error:
         from fedloom.device.memory import is_out_of_memory
@@ -561,13 +561,15 @@ def _check_surroundings() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _discard_output() -> None:
+def _discard(stream: TextIO) -> None:
     """Let what has not been written yet go nowhere, so that Python does not fail again when it exits."""
     with contextlib.suppress(OSError, AttributeError):  # it may be no file, or closed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _exit_with_message(sentence: str, code: int = 2) -> None:
-    with contextlib.suppress(OSError):  # there is nowhere else to report to
+    try:
         err.print(f"fedloom: {printable(sentence)}", style="red", highlight=False, markup=False, soft_wrap=True)
+    except OSError:  # there is nowhere else to report to
+        _discard(sys.stderr)
     sys.exit(code)
