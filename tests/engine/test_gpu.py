@@ -121,7 +121,6 @@ def changes(alg, task, plan):
 
 def test_tuned_convolutions_equal_the_reference(monkeypatch):
     task, found = conv_task("cnn4", rounds=10**6), []  # so many rounds that tuning pays
-    monkeypatch.setattr(choose, "STACKING_PAYS", 0)
     monkeypatch.setattr(choose, "fastest_algos", lambda *args: found.append(fastest_algos(*args)) or found[-1])
     SingleRun(method("fedavg"), task, 0)
     [measured] = found

@@ -99,7 +99,6 @@ def test_memory_may_be_short_for_held_out_clients_only(monkeypatch):
 
 def test_the_plan_is_made_for_as_many_clients_as_fit_memory(monkeypatch, caplog):
     limit_memory_to(4, monkeypatch)
-    monkeypatch.setattr(choose, "STACKING_PAYS", 0)
     monkeypatch.setattr(choose, "MARGIN", np.inf)  # stacking wins, however slow it is
     with caplog.at_level(logging.WARNING, "fedloom"):
         run = SingleRun(method("fedavg"), make_task(RAGGED), 0)

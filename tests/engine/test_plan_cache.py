@@ -1,5 +1,4 @@
-"""Plans that were measured are kept for later processes, and are used for the same work only. Small runs are not
-measured more than they take."""
+"""Plans that were measured are kept for later processes, and are used for the same work only."""
 
 import json
 import os
@@ -165,23 +164,7 @@ def test_few_files_are_kept(cache, monkeypatch):
     assert len(list(cache.iterdir())) == 2
 
 
-# -- small runs ------------------------------------------------------------------------------------------------------
-
-
-def test_short_runs_do_not_try_to_stack(monkeypatch):
-    def no_dry_run(*args):
-        raise AssertionError("it was tried")
-
-    monkeypatch.setattr(choose, "dry_run", no_dry_run)
-    plan = SingleRun(method("fedavg"), make_task(SIZES), 0).plan
-    assert plan.mode == "per-client"
-    assert "too short" in plan.reason
-
-
-def test_long_runs_try_to_stack(monkeypatch):
-    plan = SingleRun(method("fedavg"), make_task(SIZES, rounds=10**5), 0).plan
-    assert "expected per round" in plan.reason
-    assert "stacked (traced)" in plan.reason
+# -- plans from files -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", ["mode", "chunk", "workers", "compiled", "shrink", "reason"])

@@ -6,7 +6,6 @@ from helpers import method, run_cli
 import fedloom
 from fedloom.config.methods import load_method
 from fedloom.core.algorithm import ALGORITHMS
-from fedloom.engine.planning import choose
 from fedloom.studies.method_check import check_method
 
 GOOD = """
@@ -152,8 +151,7 @@ def test_a_check_shows_no_warnings_beside_its_findings(own, monkeypatch, capsys,
     assert err == caplog.text == ""
 
 
-def test_a_run_names_the_line_that_keeps_clients_from_being_stacked(own, caplog, monkeypatch):
-    monkeypatch.setattr(choose, "STACKING_PAYS", 0)  # also in a short run
+def test_a_run_names_the_line_that_keeps_clients_from_being_stacked(own, caplog):
     found = load_method(str(own(GOOD.replace(STEP, STEP + "        if g['head.bias'].sum() > 0: pass\n"))))
     fedloom.run(found, clients=4, rounds=1)
     assert caplog.text.count("Clients are trained one by one") == 1

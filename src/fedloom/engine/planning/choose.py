@@ -26,7 +26,6 @@ log = logging.getLogger("fedloom")
 
 MEMORY_SHARE = 0.5  # of what is free now, for a chunk
 MARGIN = 0.9  # stacking takes more memory, so it must save a tenth of the time
-STACKING_PAYS = 4.0  # seconds of all rounds, one client after another; trying to stack takes two to four
 TRACE_PAYS = 2.0  # seconds of all rounds, below which nothing is traced
 PER_CLIENT = Plan("per-client", scoring="per-client")
 REFERENCE = replace(PER_CLIENT, reason="reference engine")
@@ -82,9 +81,6 @@ def _choose(load: Workload, mode: str, shards: int) -> Option:
     per_client = _best_per_client(load, shards)
     if mode == "per-client":
         return _because(per_client, "set by the user")
-    seconds = per_client.total(replace(load.task, rounds=shards * load.task.rounds))
-    if seconds < STACKING_PAYS:
-        return _because(per_client, f"all rounds take {seconds:.2g} s; that is too short to try whether stacking pays")
     try:
         return _best(load, per_client, shards)
     except Exception as error:  # any operation of the method or the model may lack a vmap rule
