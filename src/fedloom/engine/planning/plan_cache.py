@@ -45,7 +45,7 @@ def find_plan(inputs: dict[str, Any] | None) -> Plan | None:
 
     def read(content: bytes) -> Plan:
         found = json.loads(content)
-        if found["inputs"] != json.loads(json.dumps(inputs)):
+        if found["inputs"] != inputs:
             raise ValueError("it is for other inputs")
         plan = Plan(**found["plan"])
         plan.check()
@@ -87,7 +87,8 @@ def plan_inputs(load: Workload, mode: str, runs: int, shards: int) -> dict[str, 
         "data": _data(load),
         "mode": [mode, runs, shards, limit_of_memory(load.task.data.device)],
     }
-    return None if ADDRESS.search(json.dumps(inputs)) else inputs
+    text = json.dumps(inputs, default=str)  # data may have numbers of NumPy
+    return None if ADDRESS.search(text) else json.loads(text)
 
 
 def _types(alg: Algorithm) -> Iterable[type]:
