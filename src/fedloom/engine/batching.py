@@ -224,8 +224,8 @@ def build(
     )
 
 
-def for_cohort(task: Task, phase: Phase, cohort: Cohort, epochs: int) -> Schedule:
-    """The schedule of a cohort in which every client makes the same number of epochs."""
+def for_cohort(task: Task, phase: Phase, cohort: Cohort, epochs: int | np.ndarray) -> Schedule:
+    """The schedule of a cohort in which every client makes so many epochs."""
     passes = np.full(len(cohort), epochs)
     return build(task, phase, cohort.seeds, cohort.ids, cohort.t, passes, run=cohort.run)
 

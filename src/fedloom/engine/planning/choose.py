@@ -16,7 +16,14 @@ from fedloom.engine.executors.per_client import PerClientExecutor
 from fedloom.engine.executors.stacked import StackedExecutor
 from fedloom.engine.plan import Plan, Replay
 from fedloom.engine.planning.dry_run import dry_run
-from fedloom.engine.planning.measure import Option, Workload, faster_scoring, measure_per_client, measure_stacked
+from fedloom.engine.planning.measure import (
+    Option,
+    Workload,
+    comparable,
+    faster_scoring,
+    measure_per_client,
+    measure_stacked,
+)
 from fedloom.engine.planning.plan_cache import find_plan, keep_plan, plan_inputs
 from fedloom.engine.planning.tuning import candidates, fastest_algos
 from fedloom.nn.kernels.convolution import Algo, ConvCase, convolutions
@@ -26,6 +33,7 @@ log = logging.getLogger("fedloom")
 
 MEMORY_SHARE = 0.5  # of what is free now, for a chunk
 MARGIN = 0.9  # stacking takes more memory, so it must save a tenth of the time
+PER_CLIENT_GAIN = 1.5  # threads make one client after another at most so much faster than their number (2 for traces)
 TRACE_PAYS = 2.0  # seconds of all rounds, below which nothing is traced
 PER_CLIENT = Plan("per-client", scoring="per-client")
 REFERENCE = replace(PER_CLIENT, reason="reference engine")
@@ -78,17 +86,18 @@ def _choose(load: Workload, mode: str, shards: int) -> Option:
     if mode.startswith("stacked"):
         return _stacked(load, mode, shards)
     load.announce("timing one client")
-    per_client = _best_per_client(load, shards)
+    simple = measure_per_client(load, PER_CLIENT)
     if mode == "per-client":
-        return _because(per_client, "set by the user")
+        return _because(_best_per_client(load, simple, shards), "set by the user")
     try:
-        return _best(load, per_client, shards)
+        stacked, left_out = _stacked_options(load, simple, shards)
     except Exception as error:  # any operation of the method or the model may lack a vmap rule
         method = type(getattr(load.alg, "algs", (load.alg,))[0])  # of stacked runs, they have the same
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         found = describe_failure(error, method) or first_line
         log.warning("Clients are trained one by one, because they cannot be stacked: %s.", found)
-        return _because(per_client, f"cannot be stacked: {found}")
+        return _because(_best_per_client(load, simple, shards), f"cannot be stacked: {found}")
+    return _best(load, simple, stacked, left_out, shards)
 
 
 def _because(option: Option, reason: str) -> Option:
@@ -113,11 +122,28 @@ def _stacking_plan(load: Workload, shards: int) -> tuple[Plan, dict[str, ConvCas
     return Plan("stacked", replay, chunk=chunk, client_bytes=each, convolutions={} if seen else None), seen
 
 
-def _best(load: Workload, per_client: Option, shards: int) -> Option:
+def _best(load: Workload, simple: Option, stacked: list[Option], left_out: str, shards: int) -> Option:
     """The fastest of the plans that stack, or that for one client after another if it is about as fast."""
-    task = load.task
-    whole = replace(task, rounds=shards * task.rounds)  # what is traced once serves all shards
-    captured = _captures(task)
+    whole = _of_all_shards(load.task, shards)
+    one, *several = (option.round_seconds for option in comparable([simple, *stacked]))
+    clear = one > PER_CLIENT_GAIN * max(2, torch.get_num_threads()) * min(several)
+    per_client, *stacked = comparable([simple if clear else _best_per_client(load, simple, shards), *stacked])
+    best = min(stacked, key=lambda option: option.total(whole))
+    if best.total(whole) > MARGIN * per_client.total(whole):
+        best = per_client
+    rates = ", ".join(f"{_label(o.plan)} {o.round_seconds:.3g} s" for o in (per_client, *stacked))
+    return replace(best, plan=replace(best.plan, reason=f"expected per round: {rates}{left_out}"))
+
+
+def _of_all_shards(task: Task, shards: int) -> Task:
+    """The task with the rounds of all shards: what is traced once serves them all."""
+    return replace(task, rounds=shards * task.rounds)
+
+
+def _stacked_options(load: Workload, per_client: Option, shards: int) -> tuple[list[Option], str]:
+    """Plans that stack, timed; and which ones were not tried, because they take longer to try than they could save."""
+    task, captured = load.task, _captures(load.task)
+    whole = _of_all_shards(task, shards)
     if captured:
         free_memory()  # that of measuring a single client
     plan, seen = _stacking_plan(load, shards)
@@ -135,7 +161,7 @@ def _best(load: Workload, per_client: Option, shards: int) -> Option:
     if not captured:
         stacked.append(measure_stacked(load, replace(plan, replay="eager")))
     if captured or min(o.seconds for o in (per_client, *stacked)) * whole.rounds > TRACE_PAYS:
-        stacked.append(measure_stacked(load, plan))
+        stacked.append(_with_rest(measure_stacked(load, plan), stacked))
         if seen and pays("tuned", _tuning_seconds(seen.values()), TUNING_SAVES):
             load.announce("tuning convolutions")
             dtype = torch.bfloat16 if task.network.half else torch.float32
@@ -144,11 +170,12 @@ def _best(load: Workload, per_client: Option, shards: int) -> Option:
         if captured and pays("compiled", stacked[-1].compiling, COMPILER_SAVES):
             load.announce("compiling steps")
             stacked.append(measure_stacked(load, replace(stacked[-1].plan, compiled=True)))
-    best = min(stacked, key=lambda option: option.total(whole))
-    if best.total(whole) > MARGIN * per_client.total(whole):
-        best = per_client
-    rates = ", ".join(f"{_label(o.plan)} {o.seconds:.3g} s" for o in (per_client, *stacked))
-    return replace(best, plan=replace(best.plan, reason=f"expected per round: {rates}{''.join(left_out)}"))
+    return stacked, "".join(left_out)
+
+
+def _with_rest(traced: Option, eager: Iterable[Option]) -> Option:
+    """The option with what eager steps of the same clients leave beside them: what is traced are steps only."""
+    return replace(traced, rest=next((option.rest for option in eager), None))
 
 
 def _captures(task: Task) -> bool:
@@ -166,23 +193,25 @@ def _tuning_seconds(cases: Iterable[ConvCase]) -> float:
     return SECONDS_PER_ALGO * sum(len(candidates(case)) for case in cases)
 
 
-def _best_per_client(load: Workload, shards: int) -> Option:
-    """With all threads for one client after another, or with clients in parallel threads; traced where it pays."""
+def _best_per_client(load: Workload, best: Option, shards: int) -> Option:
+    """With all threads for one client after another (`best`), or with clients in parallel threads; traced where it
+    pays."""
     task = load.task
-    best, workers = measure_per_client(load, PER_CLIENT), min(torch.get_num_threads(), len(load.cohort))
+    workers = min(torch.get_num_threads(), len(load.cohort))
     if task.data.device.type != "cpu":
         return best
     if workers > 1:
         parallel = measure_per_client(load, replace(PER_CLIENT, workers=workers))
-        best = parallel if parallel.seconds < MARGIN * best.seconds else best
-    whole = replace(task, rounds=shards * task.rounds)
+        alone, together = comparable([best, parallel])
+        best = together if together.round_seconds < MARGIN * alone.round_seconds else alone
+    whole = _of_all_shards(task, shards)
     if best.seconds * whole.rounds > TRACE_PAYS:
         try:
             traced = measure_per_client(load, replace(best.plan, replay="traced"))
         except Exception:  # any operation may lack what tracing needs
             log.info("A client's step cannot be traced.", exc_info=True)
             return best
-        best = min(best, traced, key=lambda option: option.total(whole))
+        best = min(comparable([best, traced]), key=lambda option: option.total(whole))
     return best
 
 

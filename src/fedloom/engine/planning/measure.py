@@ -1,10 +1,10 @@
-"""Timing a few steps of an execution plan, to predict how long a round takes."""
+"""Timing a few steps of an execution plan, and what else clients do, to predict how long a round takes."""
 
 import heapq
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -30,6 +30,9 @@ from fedloom.engine.worker_threads import run_in_threads
 log = logging.getLogger("fedloom")
 
 SHRINKS = (0.6, 0.7, 0.8, 0.9)
+SAMPLE = 8  # clients, for each worker, whose whole round is timed
+SHORT_ROUND = 0.25  # seconds of steps, beyond which what else clients do is not timed
+PARALLEL_SECONDS = 0.05  # many times as long as a thread keeps Python's global lock (5 ms)
 COMPILE_SECONDS = 0.12  # of torch's compiler per operation of a graph, on an H200: 8 s for 60, 20 s for 150
 
 
@@ -62,10 +65,23 @@ class Option:
     seconds: float  # of the steps of a round
     once: float = 0.0  # of tracing and capturing
     compiling: float = 0.0  # of torch's compiler
+    rest: float | None = None  # seconds of a round beside its steps: batches, uploads, scores; None if not measured
+
+    @property
+    def round_seconds(self) -> float:
+        """Expected seconds of a round, as far as they were measured."""
+        return self.seconds + (self.rest or 0.0)
 
     def total(self, task: Task) -> float:
         """Expected seconds of all rounds."""
-        return self.seconds * task.rounds + self.once
+        return self.round_seconds * task.rounds + self.once
+
+
+def comparable(options: Iterable[Option]) -> list[Option]:
+    """The options, without the seconds beside steps unless they are known for all."""
+    options = list(options)
+    known = all(option.rest is not None for option in options)
+    return options if known else [replace(option, rest=None) for option in options]
 
 
 def seconds(function: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
@@ -86,10 +102,6 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _epochs(phase: Phase) -> int:
-    return phase.epochs if isinstance(phase.epochs, int) else 1
-
-
 @torch.no_grad()
 def faster_scoring(load: Workload) -> Mode:
     """How to score personal models: stacked if all test samples of a client take less than 3 times as long as one of
@@ -107,7 +119,8 @@ def faster_scoring(load: Workload) -> Mode:
 
 @torch.no_grad()
 def measure_per_client(load: Workload, plan: Plan) -> Option:
-    """Times a few steps of the largest client; with worker threads, as many of it at once as there are threads."""
+    """Times a few steps of the largest client, with worker threads in all of them at once, and the whole round of a
+    sample of clients if it is short."""
     alg, task, cohort = load.alg, load.task, load.cohort
     largest = int(np.argmax(task.data.splits["train"].sizes[cohort.ids]))
     one = cohort.rows(np.array([largest]))
@@ -116,22 +129,70 @@ def measure_per_client(load: Workload, plan: Plan) -> Option:
         executor.prepare(kind, one)
     once = time.perf_counter() - started if plan.replay == "traced" else 0.0
     down, _, info, start = executor.start(one, 0)
-    total, work = 0.0, start
+    sample = _sample(load, SAMPLE * max(1, plan.workers))
+    total, of_sample, work = 0.0, 0.0, start
     for kind, index, phase in load.phases():
         work = work if index else start
         if phase.enter is not None:
             work = phase.enter(task, work, down, info)
-        schedule = batching.for_cohort(task, phase, cohort, _epochs(phase))
+        epochs = phase.epochs if isinstance(phase.epochs, int) else int(phase.epochs(task, work, info))
+        schedule = batching.for_cohort(task, phase, cohort, max(1, epochs))  # what is left out now comes later
         batches = list(itertools.islice(schedule.batches(task, largest), 5))
         if not batches:
             continue
         steps = partial(executor.advance, (kind, index), phase, work, batches, down, info)
-        timed = partial(seconds, steps, task.data.device)
-        workers = range(plan.workers)
-        times = run_in_threads(lambda _: timed(), workers, len(workers)) if workers else [timed()]  # noqa: B023
-        each = max(times) / len(batches)
-        total += load.share(kind) * each * _steps_of_busiest(schedule.steps, max(1, plan.workers))
-    return Option(plan, executor, total, once)
+        timed = _seconds_in_threads(steps, plan.workers) if plan.workers else seconds(steps, task.data.device)
+        each = load.share(kind) * timed / len(batches)
+        total += each * _steps_of_busiest(schedule.steps, max(1, plan.workers))
+        of_sample += each * _steps_of_busiest(schedule.steps[sample], max(1, plan.workers))
+    rest = None
+    if task.data.device.type == "cpu" and of_sample < SHORT_ROUND:
+        whole = _whole_round(load, executor, cohort.rows(sample))
+        rest = max(0.0, whole * len(cohort) / len(sample) - total)
+    return Option(plan, executor, total, once, rest=rest)
+
+
+def _seconds_in_threads(function: Callable[[], object], workers: int) -> float:
+    """Seconds of a call while all workers make such calls, until switches between their threads have their share."""
+
+    def several() -> float:
+        start, calls = time.perf_counter(), 0
+        while (passed := time.perf_counter() - start) < PARALLEL_SECONDS:
+            function()
+            calls += 1
+        return passed / calls
+
+    function()
+    return max(run_in_threads(lambda _: several(), range(workers), workers))
+
+
+def _sample(load: Workload, most: int) -> np.ndarray:
+    """Positions of at most so many clients, from the smallest to the largest."""
+    order = np.argsort(load.task.data.splits["train"].sizes[load.cohort.ids], kind="stable")
+    return order[np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int)]
+
+
+def _whole_round(load: Workload, executor: Executor, some: Cohort) -> float:
+    """Seconds in which these clients train, and their share of all that are scored afterwards. A method without
+    personal models is scored as if it had them: that costs about as much as its global model."""
+
+    def train() -> None:
+        executor.train(some, ("val", "test"))
+
+    def evaluate() -> None:
+        executor.score_personal(some, ("train", "val", "test"))
+
+    return _least_seconds(train) + load.share("adapt") * _least_seconds(evaluate)
+
+
+def _least_seconds(function: Callable[[], object]) -> float:
+    """Of up to three calls, of which slow ones are not repeated."""
+    times: list[float] = []
+    while len(times) < 3 and sum(times) < SHORT_ROUND / 2:
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def _steps_of_busiest(steps: np.ndarray, workers: int) -> int:
@@ -168,7 +229,7 @@ def _measure_stacked(load: Workload, plan: Plan) -> Option:
     found = []
     for kind, index, phase in load.phases():
         work = executor.enter((kind, index), phase, work if index else start, some)
-        schedule = batching.for_cohort(task, phase, some, _epochs(phase))
+        schedule = batching.for_cohort(task, phase, some, np.maximum(1, executor.epochs(phase, work, some)))
         steps = np.sort(schedule.steps)[::-1]
         if not steps[0]:
             continue
@@ -182,6 +243,8 @@ def _measure_stacked(load: Workload, plan: Plan) -> Option:
     options = [Option(trial, executor, *_expected(trial, found), compiling) for trial in trials]
     best = min(options, key=lambda option: option.total(task))
     executor.plan = best.plan
+    if plan.replay == "eager" and best.seconds < SHORT_ROUND:
+        best = replace(best, rest=max(0.0, _whole_round(load, executor, cohort) - best.seconds))
     return best
 
 
