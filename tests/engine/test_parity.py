@@ -5,11 +5,17 @@ import pytest
 import torch
 from helpers import PER_CLIENT, RAGGED, assert_same, make_task, method, methods, run_and_evaluate
 
+from fedloom.engine.graph import cpu_passes
 from fedloom.engine.plan import Plan
 
 FEW = 0.3  # for two prefix sizes only, since a trace takes longer than all its steps; test_features has more sizes
 # one chunk for all clients is in the float32 test
 PLANS = [Plan("stacked", "eager", "per-client", chunk=5), Plan("stacked", "traced", chunk=4, shrink=FEW)]
+
+
+@pytest.fixture(autouse=True)
+def small_steps_are_fused_too(monkeypatch):
+    monkeypatch.setattr(cpu_passes, "MIN_ROWS", 1)
 
 
 def task_for(name, sizes=RAGGED, **settings):

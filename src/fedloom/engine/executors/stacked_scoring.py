@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.core.algorithm import Algorithm, Slot
 from fedloom.core.autodiff import vmap
-from fedloom.core.federation import Ragged
+from fedloom.core.federation import Ragged, gather_rows
 from fedloom.core.task import Task
 from fedloom.core.tree import Params, Tree, take
 from fedloom.device.transfer import to_device
@@ -96,7 +96,7 @@ class StackedScoring:
                 return self.task.score(predict(model, shared, x), y, mask).sum(0)
 
             with convolutions(plan.convolutions):
-                return vmap(one)(models, data.prepare(x[rows]), y[rows], mask)
+                return vmap(one)(models, data.prepare(gather_rows(x, rows)), gather_rows(y, rows), mask)
 
         for rows, mask in self._steps(lists, cohort.ids, plan):
             some = take(models, slice(len(rows)))
@@ -112,7 +112,7 @@ class StackedScoring:
 
         def everyone(shared: Tree, models: Tree, x: Tensor, rows: Tensor) -> Tensor:
             with convolutions(plan.convolutions):
-                return vmap(lambda model, x: predict(model, shared, x))(models, data.prepare(x[rows]))
+                return vmap(lambda model, x: predict(model, shared, x))(models, data.prepare(gather_rows(x, rows)))
 
         found = [torch.zeros(0, *self.task.network.positions, self.task.network.outputs, device=data.device)]
         for low in range(0, len(ids), plan.chunk):
@@ -169,7 +169,9 @@ class StackedScoring:
 
         def blocks(params: Params, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
             with convolutions(plan.convolutions):
-                return vmap(partial(score, params))(data.prepare(x[rows]), y[rows]).flatten(0, 1)
+                return vmap(partial(score, params))(data.prepare(gather_rows(x, rows)), gather_rows(y, rows)).flatten(
+                    0, 1
+                )
 
         if plan.convolutions is None:
             return torch.cat([score(params, data.samples(some), data.y[some]) for some in torch.split(rows, most)])

@@ -1,18 +1,20 @@
 """The steps of a phase for a stacked cohort, carried out eagerly or from a traced graph."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedloom.core.algorithm import Batch, Info, Phase
 from fedloom.core.autodiff import vmap
+from fedloom.core.federation import gather_rows
 from fedloom.core.task import Task
 from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
 from fedloom.engine.batching import Window
 from fedloom.engine.cohort import Cohort
 from fedloom.engine.graph.analysis import count_operations, passed_through, used_inputs
+from fedloom.engine.graph.cpu_passes import fuse_cross_entropy, fuse_matmul_updates
 from fedloom.engine.graph.tracing import trace
 from fedloom.engine.plan import Plan
 from fedloom.nn.kernels.convolution import convolutions
@@ -44,7 +46,7 @@ class StackedStep:
     def __call__(self, *flat: Tensor) -> Flat:
         rows, *tables = flat[:6]
         x, y = flat[-2:]
-        return self.on_batch(x[rows], y[rows], tables, flat[6:-2])
+        return self.on_batch(gather_rows(x, rows), gather_rows(y, rows), tables, flat[6:-2])
 
     def on_batch(self, x: Tensor, y: Tensor, tables: Sequence[Tensor], rest: Sequence[Tensor]) -> Flat:
         """The step on samples that are already gathered."""
@@ -84,17 +86,26 @@ class StepRunner(Protocol):
         """The state of some clients."""
 
 
+class PrefixGraph(NamedTuple):
+    """A step for some number of clients."""
+
+    run: Callable[..., Flat]
+    reads: list[bool]  # which columns of a window it reads
+    overwrites: list[int]  # positions of the state that it writes over
+
+
 class FunctionalRunner:
-    """From state to state, eagerly or from traced graphs; nothing is written in place."""
+    """From state to state, eagerly or from traced graphs; what it is started with is not changed."""
 
     def __init__(self, step: StackedStep, traced: bool) -> None:
         self.step, self.traced = step, traced
-        self.graphs: dict[int, tuple[Callable[..., Flat], list[bool]]] = {}  # by prefix: graph, inputs that it reads
+        self.graphs: dict[int, PrefixGraph] = {}
         self.changes = [True] * step.state_size
         self.operations = 0
 
     def start(self, state: Flat, rows: Flat, shared: Flat) -> None:
         self.state, self.row_inputs = state, rows
+        self.owned: set[int] = set()  # positions of the state that may be overwritten
         self.shared = [*shared, self.step.task.data.x, self.step.task.data.y]
 
     def load(self, window: Window) -> None:
@@ -105,20 +116,26 @@ class FunctionalRunner:
 
     def advance(self, window: Window, first: int, last: int, prefix: int) -> None:
         state, rows = (_resize(v, prefix) for v in (self.state, self.row_inputs))
-        run, used = self._graph(prefix, window, state, rows)
+        run, reads, overwrites = self._graph(prefix, window, state, rows)
+        state = [v.clone() if at in overwrites and at not in self.owned else v for at, v in enumerate(state)]
+        self.owned.update(overwrites)
         for w in range(first, last):
-            tables = [v[w, :prefix] if u else v for v, u in zip(window, used, strict=True)]
+            tables = [v[w, :prefix] if read else v for v, read in zip(window, reads, strict=True)]
             state = run(*tables, *state, *rows, *self.shared)
         self.state, self.row_inputs = list(state), rows
 
-    def _graph(self, prefix: int, window: Window, state: Flat, rows: Flat) -> tuple[Callable[..., Flat], list[bool]]:
+    def _graph(self, prefix: int, window: Window, state: Flat, rows: Flat) -> PrefixGraph:
         if not self.traced:
-            return self.step, [True] * len(window)
+            return PrefixGraph(self.step, [True] * len(window), [])
         if prefix not in self.graphs:
             module = trace(self.step, [*(v[0, :prefix] for v in window), *state, *rows, *self.shared])
             self.changes = [not same for same in passed_through(module, len(window))]
             self.operations = count_operations(module)
-            self.graphs[prefix] = module.forward, used_inputs(module)[: len(window)]
+            overwrites = []
+            if not self.shared[-1].is_cuda:
+                fuse_cross_entropy(module)
+                overwrites = fuse_matmul_updates(module, len(window), self.step.state_size)
+            self.graphs[prefix] = PrefixGraph(module.forward, used_inputs(module)[: len(window)], overwrites)
         return self.graphs[prefix]
 
 
