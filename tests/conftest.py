@@ -22,3 +22,16 @@ def pytest_collection_finish():
     full collection took a third of a second, every few tests."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_xdist_auto_num_workers():
+    """One process more than there are cores: tests of killed processes, of Ray and of browsers wait for others."""
+    return (os.cpu_count() or 1) + 1
+
+
+FIRST = ("tests/test_examples.py", "tests/test_notebooks.py", "tests/benchmarks/", "tests/cluster/", "tests/studies/")
+
+
+def pytest_collection_modifyitems(items):
+    """Long tests come first, so that no process is left with one of them when others have nothing more to do."""
+    items.sort(key=lambda item: next((k for k, path in enumerate(FIRST) if item.nodeid.startswith(path)), len(FIRST)))
