@@ -24,12 +24,7 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-def pytest_xdist_auto_num_workers():
-    """One process more than there are cores: tests of killed processes, of Ray and of browsers wait for others."""
-    return (os.cpu_count() or 1) + 1
-
-
-FIRST = ("tests/test_examples.py", "tests/test_notebooks.py", "tests/benchmarks/", "tests/cluster/", "tests/studies/")
+FIRST = ("tests/test_examples.py", "tests/test_notebooks.py", "tests/benchmarks/", "tests/studies/test_devices.py")
 
 
 def pytest_collection_modifyitems(items):

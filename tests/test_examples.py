@@ -41,6 +41,7 @@ import fedloom.studies.audit
 import fedloom.studies.compare
 import fedloom.studies.costs
 import fedloom.studies.run
+from fedloom.cluster.actors import session
 from fedloom.config import keywords, resolve
 from fedloom.config.files import preset
 from fedloom.core.algorithm import ALGORITHMS
@@ -479,7 +480,7 @@ FILES: dict[str, dict[str, Files]] = {  # page -> start of an example, or "" for
 
 
 def cut(config: resolve.Config) -> resolve.Config:
-    """The configuration with one batch per epoch, unless the method needs several, and at most 20 clients, unless the
+    """The configuration with one batch per epoch, unless the method needs several, and at most 8 clients, unless the
     data have more. A few rounds stay, because an example may look at the last one; many become one or two, so that a
     run that is given more has something to do."""
     s = config.settings
@@ -487,7 +488,7 @@ def cut(config: resolve.Config) -> resolve.Config:
     rounds = s.rounds if s.rounds <= 5 else 1 if s.rounds <= 20 else 2
     fixed = isinstance(config.dataset, Federation) or config.dataset.natural_clients() is not None
     less = {
-        "clients": s.clients if fixed else min(s.clients, 20),
+        "clients": s.clients if fixed else min(s.clients, 8),
         "rounds": rounds,
         "lr_warmup": min(s.lr_warmup, rounds - 1),
         "local_epochs": 1,
@@ -544,11 +545,12 @@ def reader(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("page", [page for page in PAGES if examples((ROOT / page).read_text())])
 def test_a_page_can_be_carried_out(page, reader):
     someone, prepared = reader(page), FILES.get(page, {})
-    for number, example in enumerate(examples((ROOT / page).read_text())):
-        for start, make_files in prepared.items():
-            if example.first.startswith(start) if start else number == 0:
-                make_files()
-        someone.carry_out(example)
+    with session() if page == "docs/cluster.md" else contextlib.nullcontext():  # Ray starts once, not for every command
+        for number, example in enumerate(examples((ROOT / page).read_text())):
+            for start, make_files in prepared.items():
+                if example.first.startswith(start) if start else number == 0:
+                    make_files()
+            someone.carry_out(example)
     for name, thing in list(someone.scope.items()):
         if name.startswith("test_"):  # a page about testing shows a test
             thing()

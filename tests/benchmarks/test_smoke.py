@@ -145,6 +145,17 @@ def test_endurance():
     assert [row["rounds"] for row in soak] == ["10 %", "20 %", "50 %", "100 %"]
 
 
+def test_startup():
+    """In the second process the plan is known. How long both take depends on the machine."""
+    done = run("startup")
+    rows = table(done.stdout)
+    assert [(row["method"], row["cache"]) for row in rows] == [("ditto", "empty"), ("ditto", "kept")]
+    for row in rows:
+        parts = sum(float(row[name]) for name in ("planning s", "rounds s", "rest s"))
+        assert parts == pytest.approx(float(row["wall s"]), abs=0.02)
+    assert "imports: torch" in done.stdout
+
+
 def test_report():
     (found,) = table(run("report").stdout)
     assert [found[name] for name in ("clients", "methods", "rounds", "seeds")] == ["6", "2", "6", "1"]

@@ -197,8 +197,9 @@ METHODS = [
 ]
 
 
-def test_all_methods_of_the_papers_are_listed_with_what_they_share(monkeypatch, capsys):
-    _, text, _ = run_cli(monkeypatch, capsys, "list", "algorithms", "--json")
+@pytest.mark.parametrize("word", ["algorithms", "methods"])
+def test_all_methods_of_the_papers_are_listed_with_what_they_share(word, monkeypatch, capsys):
+    _, text, _ = run_cli(monkeypatch, capsys, "list", word, "--json")
     found = {a["name"]: a for a in json.loads(text)}
     assert len(METHODS) == 32
     assert set(METHODS) <= set(found)

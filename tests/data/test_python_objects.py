@@ -68,7 +68,7 @@ def samples(given, **settings):
 @pytest.mark.parametrize("make", [Frame, pa.table], ids=["data frame", "arrow"])
 def test_a_data_frame_is_read_like_the_same_file(make, tmp_path):
     path = owndata.write(tmp_path / "a.csv", owndata.csv(owndata.rows(60), "site,age,sex,diagnosis"))
-    settings = {"label": "diagnosis", "client": "site", "rounds": 2}
+    settings = {"label": "diagnosis", "client": "site", "rounds": 2, "plan": "stacked-eager"}
     given, read = fedloom.run("ditto", make(columns()), **settings), fedloom.run("ditto", path, **settings)
     assert given.rounds == read.rounds
     assert given.config["dataset"] == {"name": make(columns()).__class__.__name__, "own": True, "label": "diagnosis",

@@ -104,6 +104,13 @@ def test_what_does_not_exist_is_named():
         select(find_experiment("GPFL-T1"), algorithms=["fedrp"])
 
 
+@pytest.mark.parametrize("experiment", RUNNABLE, ids=lambda one: one.id)
+def test_every_row_can_be_chosen_on_the_command_line(experiment):
+    """Where commas separate rows."""
+    for row in experiment.methods:
+        assert row in select(experiment, algorithms=row.label.split(",")).methods
+
+
 def test_rows_are_found_by_label_and_by_method():
     page = find_experiment("PAGE-T1")
     assert [row.label for row in select(page, algorithms=["page", "fedavg"]).methods] == ["PAGE", "FedAvg"]

@@ -37,6 +37,7 @@ COSTS = (  # settings that costs depend on
     "dataset", "partition", "model", "clients", "data_dir", "rounds", "participation", "local_epochs", "batch_size",
 )  # fmt: skip
 KINDS = ("algorithms", "datasets", "models", "partitions", "presets", "settings")
+SAME_KIND = {"methods": "algorithms"}  # as the documentation calls them
 
 Out = Annotated[
     Path | None, option("--out", about="folder for the results [runs/NAME-N]", metavar="FOLDER", group="Results")
@@ -441,6 +442,7 @@ def list_(
     json: Json = False,
 ) -> None:
     """Show what there is to choose from, and all settings."""
+    kind = SAME_KIND.get(kind, kind)
     if kind not in KINDS:
         raise unknown("list", kind, KINDS)
     from fedloom.cli import display
