@@ -22,11 +22,3 @@ def pytest_collection_finish():
     full collection took a third of a second, every few tests."""
     gc.collect()
     gc.freeze()
-
-
-FIRST = ("tests/test_examples.py", "tests/test_notebooks.py", "tests/benchmarks/", "tests/studies/test_devices.py")
-
-
-def pytest_collection_modifyitems(items):
-    """Long tests come first, so that no process is left with one of them when others have nothing more to do."""
-    items.sort(key=lambda item: next((k for k, path in enumerate(FIRST) if item.nodeid.startswith(path)), len(FIRST)))
