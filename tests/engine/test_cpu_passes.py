@@ -10,7 +10,7 @@ from helpers import RAGGED, SingleRun, assert_same, logreg_task, make_task, meth
 from fedloom import Algorithm, Phase
 from fedloom.core.federation import gather_rows
 from fedloom.engine.graph import cpu_passes
-from fedloom.engine.graph.cpu_passes import fuse_cross_entropy, fuse_matmul_updates
+from fedloom.engine.graph.cpu_passes import fuse_bmm_updates, fuse_cross_entropy
 from fedloom.engine.graph.tracing import trace
 from fedloom.engine.plan import Plan
 
@@ -97,7 +97,7 @@ def test_other_losses_are_left_to_torch(why, monkeypatch):
 def fused(step, inputs, first=0, count=None):
     """The graph of a step with its updates fused, and what it overwrites."""
     module = trace(step, inputs)
-    return module, fuse_matmul_updates(module, first, len(inputs) - first if count is None else count)
+    return module, fuse_bmm_updates(module, first, len(inputs) - first if count is None else count)
 
 
 def matrices(*shapes):

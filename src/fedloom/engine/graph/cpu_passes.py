@@ -75,7 +75,7 @@ def _is_zero(module: GraphModule, node: Any) -> bool:
     return isinstance(node, Node) and node.op == "get_attr" and not getattr(module, str(node.target)).any()
 
 
-def fuse_matmul_updates(module: GraphModule, first: int, count: int) -> list[int]:
+def fuse_bmm_updates(module: GraphModule, first: int, count: int) -> list[int]:
     """`w - alpha * (a @ b)` is computed in the memory of w, if w is one of the `count` inputs from `first` on and this
     is the result that replaces it. Returns the positions, from `first` on, of those that the graph then overwrites."""
     graph = module.graph

@@ -14,7 +14,7 @@ from fedloom.core.tree import Tree, tree_flatten, tree_unflatten
 from fedloom.engine.batching import Window
 from fedloom.engine.cohort import Cohort
 from fedloom.engine.graph.analysis import count_operations, passed_through, used_inputs
-from fedloom.engine.graph.cpu_passes import fuse_cross_entropy, fuse_matmul_updates
+from fedloom.engine.graph.cpu_passes import fuse_bmm_updates, fuse_cross_entropy
 from fedloom.engine.graph.tracing import trace
 from fedloom.engine.plan import Plan
 from fedloom.nn.kernels.convolution import convolutions
@@ -134,7 +134,7 @@ class FunctionalRunner:
             overwrites = []
             if not self.shared[-1].is_cuda:
                 fuse_cross_entropy(module)
-                overwrites = fuse_matmul_updates(module, len(window), self.step.state_size)
+                overwrites = fuse_bmm_updates(module, len(window), self.step.state_size)
             self.graphs[prefix] = PrefixGraph(module.forward, used_inputs(module)[: len(window)], overwrites)
         return self.graphs[prefix]
 
